@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+
+#include "cleave/mlx.h"
+
+namespace cleave {
+
+/// A row-major matrix in host memory: `stride` elements lie between rows, columns are adjacent.
+struct ConstMatrix {
+  const void* data;
+  mx::Dtype dtype;
+  int64_t rows;
+  int64_t cols;
+  int64_t stride;
+};
+
+/// Like ConstMatrix, but writable.
+struct Matrix {
+  void* data;
+  mx::Dtype dtype;
+  int64_t rows;
+  int64_t cols;
+  int64_t stride;
+};
+
+/// True for the dtypes in which activations may arrive: float32, float16, bfloat16.
+inline bool is_activation_dtype(mx::Dtype dtype) {
+  return dtype == mx::float32 || dtype == mx::float16 || dtype == mx::bfloat16;
+}
+
+/// Calls `f` with a null pointer of the C++ type that stands for an activation dtype.
+template <typename F>
+decltype(auto) with_type(mx::Dtype dtype, F&& f) {
+  if (dtype == mx::float16) {
+    return f(static_cast<mx::float16_t*>(nullptr));
+  }
+  if (dtype == mx::bfloat16) {
+    return f(static_cast<mx::bfloat16_t*>(nullptr));
+  }
+  if (dtype == mx::float32) {
+    return f(static_cast<float*>(nullptr));
+  }
+  throw std::invalid_argument("[with_type] needs float32, float16 or bfloat16");
+}
+
+} // namespace cleave

@@ -1,0 +1,229 @@
+#include "cleave/graph/unit_call.h"
+
+#include <cstring>
+#include <stdexcept>
+
+#include "cleave/graph/primitive.h"
+#include "cleave/trace/span.h"
+#include "mlx/backend/common/utils.h"
+#include "mlx/backend/cpu/encoder.h"
+
+namespace cleave {
+
+namespace {
+
+/// x as a matrix of its last dimension, when one stride serves all rows.
+std::optional<ConstMatrix> as_matrix(const mx::array& x) {
+  const int64_t cols = x.shape(-1);
+  const int64_t rows = x.size() / cols;
+  ConstMatrix m{x.data<void>(), x.dtype(), rows, cols, cols};
+  if (x.flags().row_contiguous) {
+    return m;
+  }
+  if (x.strides(-1) != 1 && cols != 1) {
+    return std::nullopt;
+  }
+  int64_t stride = -1; // of the innermost leading dimension that is not 1
+  int64_t expected = 0;
+  for (int d = static_cast<int>(x.ndim()) - 2; d >= 0; --d) {
+    if (x.shape(d) == 1) {
+      continue;
+    }
+    if (stride < 0) {
+      stride = x.strides(d);
+    } else if (x.strides(d) != expected) {
+      return std::nullopt;
+    }
+    expected = x.strides(d) * x.shape(d);
+  }
+  m.stride = stride < 0 ? cols : stride;
+  return m.stride < cols ? std::nullopt : std::optional(m);
+}
+
+/// Copies an array of any strides into adjacent rows.
+std::vector<char> gather(const void* data, size_t itemsize, const mx::Shape& shape, const mx::Strides& strides) {
+  size_t size = itemsize;
+  for (auto d : shape) {
+    size *= d;
+  }
+  std::vector<char> out(size);
+  const auto* from = static_cast<const char*>(data);
+  char* to = out.data();
+  std::vector<int64_t> index(shape.size(), 0);
+  for (size_t done = 0; done < size; done += itemsize, to += itemsize) {
+    int64_t offset = 0;
+    for (size_t d = 0; d < shape.size(); ++d) {
+      offset += index[d] * strides[d];
+    }
+    std::memcpy(to, from + offset * itemsize, itemsize);
+    for (size_t d = shape.size(); d-- > 0 && ++index[d] == shape[d];) {
+      index[d] = 0;
+    }
+  }
+  return out;
+}
+
+/// Runs a program; when the unit fails, or has failed before this call came to run, the reference finishes it.
+void run(const UnitProgram& p, const ConstMatrix& x, std::span<const Matrix> outputs) {
+  const int64_t begin = trace::enabled() ? trace::now_ns() : 0;
+  bool done = false;
+  if (!p.unit->failed()) {
+    try {
+      static_cast<KernelProgram&>(*p.program).run(x, outputs);
+      done = true;
+    } catch (const std::exception& e) {
+      p.unit->report_failure(p.stats->site + ": " + e.what());
+    }
+  }
+  if (!done) {
+    p.rescue->run(x, outputs);
+    ++p.stats->rescued;
+  }
+  ++p.stats->engaged;
+  if (begin != 0) {
+    trace::record({p.stats->site, done ? p.unit->name() : "reference", begin, trace::now_ns(), x.rows});
+  }
+}
+
+class UnitCall : public CpuPrimitive {
+ public:
+  UnitCall(mx::Stream stream, UnitProgram program, std::vector<int> columns)
+      : CpuPrimitive(stream), program_(std::move(program)), columns_(std::move(columns)) {}
+
+  const char* name() const override {
+    return "UnitCall";
+  }
+
+  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
+    std::vector<mx::Shape> shapes;
+    for (int n : program_.n) {
+      shapes.push_back(with_last(inputs[0].shape(), n));
+    }
+    return shapes;
+  }
+
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    const auto& x = inputs[0];
+    std::vector<Matrix> to;
+    std::vector<std::shared_ptr<mx::array::Data>> kept{x.data_shared_ptr()};
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      auto& out = outputs[i];
+      const int64_t n = out.shape(-1);
+      const int64_t rows = out.size() / n;
+      int64_t stride = n;
+      if (columns_.empty()) {
+        out.set_data(mx::allocator::malloc(out.nbytes()));
+      } else {
+        stride = place(out, inputs[1 + i], columns_[i]);
+      }
+      to.push_back({out.data<void>(), out.dtype(), rows, n, stride});
+      kept.push_back(out.data_shared_ptr());
+    }
+    auto& encoder = mx::cpu::get_command_encoder(stream());
+    if (auto matrix = as_matrix(x)) {
+      encoder.dispatch(
+          [p = program_, matrix = *matrix, to = std::move(to), kept = std::move(kept)] { run(p, matrix, to); });
+      return;
+    }
+    encoder.dispatch([p = program_, data = x.data<void>(), dtype = x.dtype(), itemsize = x.itemsize(),
+                      shape = x.shape(), strides = x.strides(), to = std::move(to), kept = std::move(kept)] {
+      auto copy = gather(data, itemsize, shape, strides);
+      run(p, {copy.data(), dtype, to[0].rows, shape.back(), shape.back()}, to);
+    });
+  }
+
+ private:
+  /// Makes `out` a view of the columns of `buffer` from `column` on; returns the row stride.
+  static int64_t place(mx::array& out, const mx::array& buffer, int column) {
+    auto flags = out.flags();
+    flags.contiguous = flags.row_contiguous = flags.col_contiguous = false;
+    out.copy_shared_buffer(buffer, buffer.strides(), flags, buffer.data_size() - column, column);
+    return buffer.shape(-1);
+  }
+
+  UnitProgram program_;
+  std::vector<int> columns_; ///< per output, when placed in buffers
+};
+
+/// Passes its inputs on and notes the time at which the unit's stream comes by: the two ends of a graph program.
+class Mark : public CpuPrimitive {
+ public:
+  Mark(mx::Stream stream, UnitProgram program, std::shared_ptr<std::atomic<int64_t>> begin, bool end)
+      : CpuPrimitive(stream), program_(std::move(program)), begin_(std::move(begin)), end_(end) {}
+
+  const char* name() const override {
+    return "UnitMark";
+  }
+
+  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
+    std::vector<mx::Shape> shapes;
+    for (const auto& in : inputs) {
+      shapes.push_back(in.shape());
+    }
+    return shapes;
+  }
+
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      outputs[i].copy_shared_buffer(inputs[i]);
+    }
+    const auto rows = static_cast<int64_t>(inputs[0].size() / inputs[0].shape(-1));
+    mx::cpu::get_command_encoder(stream()).dispatch([p = program_, begin = begin_, end = end_, rows] {
+      if (!end) {
+        *begin = trace::enabled() ? trace::now_ns() : 0;
+        return;
+      }
+      ++p.stats->engaged;
+      if (*begin != 0) {
+        trace::record({p.stats->site, p.unit->name(), *begin, trace::now_ns(), rows});
+      }
+    });
+  }
+
+ private:
+  UnitProgram program_;
+  std::shared_ptr<std::atomic<int64_t>> begin_;
+  bool end_;
+};
+
+std::vector<mx::array> mark(
+    std::vector<mx::array> arrays,
+    mx::Stream stream,
+    const UnitProgram& program,
+    const std::shared_ptr<std::atomic<int64_t>>& begin,
+    bool end) {
+  std::vector<mx::Shape> shapes;
+  std::vector<mx::Dtype> dtypes;
+  for (const auto& a : arrays) {
+    shapes.push_back(a.shape());
+    dtypes.push_back(a.dtype());
+  }
+  auto node = std::make_shared<Mark>(stream, program, begin, end);
+  return mx::array::make_arrays(std::move(shapes), dtypes, node, arrays);
+}
+
+} // namespace
+
+std::vector<mx::array> unit_call(
+    const UnitProgram& p, const mx::array& x, const std::vector<mx::Dtype>& out, const std::vector<Slot>& slots) {
+  const auto stream = p.unit->stream();
+  if (auto* graph = dynamic_cast<GraphProgram*>(p.program.get())) {
+    auto begin = std::make_shared<std::atomic<int64_t>>(0);
+    auto marked = mark({x}, stream, p, begin, false);
+    return mark(graph->graph(marked[0], out, stream), stream, p, begin, true);
+  }
+  std::vector<mx::Shape> shapes;
+  std::vector<int> columns;
+  std::vector<mx::array> inputs{x};
+  for (int n : p.n) {
+    shapes.push_back(with_last(x.shape(), n));
+  }
+  for (const auto& slot : slots) {
+    inputs.push_back(slot.buffer);
+    columns.push_back(slot.column);
+  }
+  return mx::array::make_arrays(
+      std::move(shapes), out, std::make_shared<UnitCall>(stream, p, std::move(columns)), inputs);
+}
+
+} // namespace cleave

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "cleave/graph/site_stats.h"
+#include "cleave/unit/unit.h"
+
+namespace cleave {
+
+/// A program with all that its calls need. Copied into tasks, so that a site may die before its last call has run.
+struct UnitProgram {
+  std::shared_ptr<Unit> unit;
+  std::shared_ptr<Program> program;
+  std::shared_ptr<KernelProgram> rescue; ///< finishes a call that the unit failed
+  std::shared_ptr<SiteStats> stats;
+  std::vector<int> n; ///< output channels per output
+};
+
+/// A column range of an uninitialised joint buffer (graph/join.h) in which an output is to be written.
+struct Slot {
+  mx::array buffer;
+  int column;
+};
+
+/// One call of one program on the unit's own stream, as a lazy node. x: [..., k] -> one array [..., n_i] per output,
+/// of dtype out_i. With `slots`, one per output, the outputs are views into those buffers; graph programs ignore them.
+/// Right under mx.compile (also shapeless) and async_eval; vjp, jvp and vmap throw a sentence.
+std::vector<mx::array> unit_call(
+    const UnitProgram& program,
+    const mx::array& x,
+    const std::vector<mx::Dtype>& out,
+    const std::vector<Slot>& slots = {});
+
+} // namespace cleave

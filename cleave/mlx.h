@@ -1,0 +1,7 @@
+#pragma once
+
+#include "mlx/mlx.h"
+
+namespace cleave {
+namespace mx = mlx::core;
+}

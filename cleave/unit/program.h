@@ -1,0 +1,61 @@
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cleave/element.h"
+#include "cleave/linear_weight.h"
+
+namespace cleave {
+
+enum class SiteKind { linear_group, mlp };
+
+/// The function between gate and down of an mlp: y = W_down (act(W_gate x) * (W_up x)).
+enum class Activation { silu, gelu, gelu_tanh, relu };
+
+const char* to_string(SiteKind kind);
+const char* to_string(Activation activation);
+/// Throws std::invalid_argument for a name that is not one of silu, gelu, gelu_tanh, relu.
+Activation activation_from_string(const std::string& name);
+
+/// What a unit is asked to compile: shapes and dtypes only, no weights.
+struct ProgramSpec {
+  SiteKind kind;
+  int k;                                    ///< input channels of x
+  std::vector<int> n;                       ///< output channels per output (linear group: one per member; mlp: one)
+  int hidden = 0;                           ///< mlp only: rows of gate and up, columns of down
+  int tile = 512;                           ///< tokens the program is tuned for; other counts must work too
+  mx::Dtype dtype = mx::float32;            ///< of the activations expected
+  Activation activation = Activation::silu; ///< mlp only
+
+  int64_t parameters() const; ///< number of weights
+};
+
+/// What a unit has compiled and holds for one site. Bound to its weights; safe to call from any thread.
+class Program {
+ public:
+  virtual ~Program() = default;
+  /// Bytes held beside the model's own arrays.
+  virtual size_t bytes() const = 0;
+  /// True when activations of this dtype may be given.
+  virtual bool accepts(mx::Dtype x) const {
+    return is_activation_dtype(x);
+  }
+};
+
+/// A program whose work happens in a task on the unit's stream.
+class KernelProgram : public Program {
+ public:
+  /// x: [m, k]; outputs: one [m, n_i] each, in order. Blocks until done. A throw means the unit failed.
+  virtual void run(const ConstMatrix& x, std::span<const Matrix> outputs) = 0;
+};
+
+/// A program that is a graph of public mlx ops on the unit's stream.
+class GraphProgram : public Program {
+ public:
+  /// x: [..., k] -> arrays [..., n_i] of dtype out_i. Lazy.
+  virtual std::vector<mx::array> graph(const mx::array& x, const std::vector<mx::Dtype>& out, mx::Stream stream) = 0;
+};
+
+} // namespace cleave

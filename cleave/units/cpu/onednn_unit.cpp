@@ -1,0 +1,224 @@
+#include <omp.h>
+
+#include <sstream>
+#include <stdexcept>
+
+#include "cleave/units/cpu/convert.h"
+#include "cleave/units/cpu/cpu_unit.h"
+#include "cleave/units/cpu/onednn_gemm.h"
+
+namespace cleave {
+
+namespace {
+
+using onednn::Epilogue;
+using onednn::Gemm;
+
+/// What the programs of a unit share: its cores, and scratch memory that one call at a time may use.
+struct Workshop {
+  explicit Workshop(CoreGroup group) : cores(std::move(group)) {}
+
+  /// Makes the calling thread one of the group; a stream's thread serves one unit only, so once is enough.
+  void enter() {
+    static thread_local const Workshop* entered = nullptr;
+    if (entered != this) {
+      cores.pin();
+      omp_set_num_threads(cores.threads());
+      entered = this;
+    }
+  }
+  /// The slot's buffer, at least `bytes` long.
+  void* scratch(size_t slot, size_t bytes) {
+    if (buffers.size() <= slot) {
+      buffers.resize(slot + 1);
+    }
+    if (buffers[slot].size() < bytes) {
+      buffers[slot].resize(bytes);
+    }
+    return buffers[slot].data();
+  }
+
+  CoreGroup cores;
+  std::mutex mutex;
+  std::vector<std::vector<char>> buffers;
+};
+
+Epilogue epilogue(Activation activation) {
+  switch (activation) {
+    case Activation::silu:
+      return Epilogue::silu;
+    case Activation::gelu:
+      return Epilogue::gelu;
+    case Activation::gelu_tanh:
+      return Epilogue::gelu_tanh;
+    case Activation::relu:
+      return Epilogue::relu;
+  }
+  return Epilogue::none;
+}
+
+class OneDnnProgram : public KernelProgram {
+ public:
+  OneDnnProgram(
+      std::shared_ptr<Workshop> workshop,
+      const ProgramSpec& spec,
+      mx::Dtype compute,
+      const std::vector<LinearWeight>& weights)
+      : workshop_(std::move(workshop)), spec_(spec), compute_(compute) {
+    const bool mlp = spec.kind == SiteKind::mlp;
+    for (size_t i = 0; i < weights.size(); ++i) {
+      auto after = Epilogue::none;
+      if (mlp && i == 0) {
+        after = epilogue(spec.activation);
+      } else if (mlp && i == 1) {
+        after = Epilogue::multiply;
+      }
+      gemms_.emplace_back(weights[i], compute, spec.tile, after);
+    }
+  }
+
+  size_t bytes() const override {
+    size_t total = 0;
+    for (const auto& g : gemms_) {
+      total += g.bytes();
+    }
+    return total;
+  }
+
+  bool accepts(mx::Dtype x) const override {
+    // A narrower dtype than x's could overflow.
+    return is_activation_dtype(x) && (compute_ == mx::float32 || x == compute_);
+  }
+
+  void run(const ConstMatrix& x, std::span<const Matrix> outputs) override {
+    std::lock_guard lock(workshop_->mutex);
+    workshop_->enter();
+    dnnl::stream stream(onednn::cpu_engine());
+    // Tile by tile: scratch stays small and in cache, and few primitives serve every length.
+    for (int64_t begin = 0; begin < x.rows; begin += spec_.tile) {
+      const int64_t rows = std::min<int64_t>(spec_.tile, x.rows - begin);
+      const auto part = converted(slice(x, begin, rows));
+      if (spec_.kind == SiteKind::mlp) {
+        run_mlp(stream, part, slice(outputs[0], begin, rows));
+        continue;
+      }
+      for (size_t i = 0; i < gemms_.size(); ++i) {
+        multiply(gemms_[i], stream, part, slice(outputs[i], begin, rows));
+      }
+    }
+  }
+
+ private:
+  enum Scratch { input, result, gate, hidden };
+
+  template <typename M>
+  static M slice(const M& m, int64_t begin, int64_t rows) {
+    auto* data = static_cast<std::conditional_t<std::is_same_v<M, Matrix>, char*, const char*>>(m.data);
+    return {data + begin * m.stride * mx::size_of(m.dtype), m.dtype, rows, m.cols, m.stride};
+  }
+
+  ConstMatrix converted(const ConstMatrix& x) {
+    if (x.dtype == compute_) {
+      return x;
+    }
+    auto to = scratch(input, x.rows, x.cols, compute_);
+    convert(x, to);
+    return {to.data, to.dtype, to.rows, to.cols, to.stride};
+  }
+
+  Matrix scratch(Scratch slot, int64_t rows, int64_t cols, mx::Dtype dtype) {
+    return {workshop_->scratch(slot, rows * cols * mx::size_of(dtype)), dtype, rows, cols, cols};
+  }
+
+  void multiply(Gemm& gemm, const dnnl::stream& stream, const ConstMatrix& x, const Matrix& to) {
+    if (to.dtype == mx::float32 || to.dtype == compute_) {
+      gemm.run(stream, x, to);
+      return;
+    }
+    auto wide = scratch(result, to.rows, to.cols, mx::float32);
+    gemm.run(stream, x, wide);
+    convert({wide.data, wide.dtype, wide.rows, wide.cols, wide.stride}, to);
+  }
+
+  void run_mlp(const dnnl::stream& stream, const ConstMatrix& x, const Matrix& to) {
+    auto g = scratch(gate, x.rows, spec_.hidden, compute_);
+    auto h = scratch(hidden, x.rows, spec_.hidden, compute_);
+    gemms_[0].run(stream, x, g);
+    const ConstMatrix factor{g.data, g.dtype, g.rows, g.cols, g.stride};
+    gemms_[1].run(stream, x, h, &factor);
+    multiply(gemms_[2], stream, {h.data, h.dtype, h.rows, h.cols, h.stride}, to);
+  }
+
+  std::shared_ptr<Workshop> workshop_;
+  ProgramSpec spec_;
+  mx::Dtype compute_;
+  std::vector<Gemm> gemms_;
+};
+
+class OneDnnUnit : public Unit {
+ public:
+  OneDnnUnit(const std::string& name, const CoreGroup& cores)
+      : Unit(name), workshop_(std::make_shared<Workshop>(cores)) {}
+
+  std::string description() const override {
+    const auto* v = dnnl::version();
+    std::ostringstream s;
+    s << "oneDNN " << v->major << '.' << v->minor << '.' << v->patch << " on " << workshop_->cores.threads()
+      << (workshop_->cores.threads() == 1 ? " core" : " cores");
+    for (size_t i = 0; i < workshop_->cores.cores().size(); ++i) {
+      s << (i ? "," : " (") << workshop_->cores.cores()[i];
+    }
+    s << (workshop_->cores.cores().empty() ? "" : ")") << ", float16 activations in " << compute(mx::float16)
+      << ", bfloat16 in " << compute(mx::bfloat16);
+    return s.str();
+  }
+
+  std::optional<std::string> refusal(const ProgramSpec& spec) const override {
+    if (!is_activation_dtype(spec.dtype)) {
+      return "it needs float32, float16 or bfloat16 activations";
+    }
+    return std::nullopt;
+  }
+
+  size_t memory(const ProgramSpec& spec) const override {
+    return spec.parameters() * mx::size_of(compute(spec.dtype));
+  }
+
+  std::shared_ptr<Program> compile(const ProgramSpec& spec, const std::vector<LinearWeight>& weights) override {
+    std::shared_ptr<Program> program;
+    on_cores([&] {
+      program = std::make_shared<OneDnnProgram>(workshop_, spec, onednn::compute_dtype(spec.dtype), weights);
+    });
+    return program;
+  }
+
+ private:
+  /// Runs work on a thread with the unit's cores and OpenMP team, which oneDNN plans for; oneDNN's errors become
+  /// sentences.
+  void on_cores(const std::function<void()>& work) const {
+    workshop_->cores.run([&] {
+      omp_set_num_threads(workshop_->cores.threads());
+      try {
+        work();
+      } catch (const dnnl::error& e) {
+        throw std::runtime_error(std::string("oneDNN: ") + e.what());
+      }
+    });
+  }
+
+  mx::Dtype compute(mx::Dtype dtype) const {
+    auto found = dtype;
+    on_cores([&] { found = onednn::compute_dtype(dtype); });
+    return found;
+  }
+
+  std::shared_ptr<Workshop> workshop_;
+};
+
+} // namespace
+
+std::shared_ptr<Unit> make_onednn_unit(const std::string& name, const CoreGroup& cores) {
+  return std::make_shared<OneDnnUnit>(name, cores);
+}
+
+} // namespace cleave

@@ -1,0 +1,240 @@
+"""patch_model and unpatch_model: the sites of a model under their split classes, and back."""
+
+import time
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from cleave._load import _core
+from cleave.balance import Balancer
+from cleave.discover import Found, discover, linear_weight
+from cleave.layers import (
+    GroupState,
+    MlpState,
+    SplitEmbedding,
+    SplitLinear,
+    SplitMLP,
+    attach,
+    detach,
+    is_split,
+)
+from cleave.report import Report
+
+MODES = ("auto", "group", "linear", "seed")
+MIN_ROWS = 192  # the seed's threshold, until calibrated
+# The routing of the seed's split_linear.py.
+SEED_ALIGN = 64
+SEED_PARTNER_SHARE = 0.65
+_MIXINS = {"mlp": SplitMLP, "head": SplitEmbedding, "linear group": SplitLinear}
+
+
+def patch_model(
+    model: nn.Module,
+    units="auto",
+    seq: int = 512,
+    shares=None,
+    mode: str = "auto",
+    min_rows: int = MIN_ROWS,
+) -> Report:
+    """Splits the linear layers of a model over several units. Decode runs the original layers.
+
+    Args:
+        model: an mlx_lm or mlx_vlm model (of the latter, the language model's layers), or any
+            nn.Module with Linear or QuantizedLinear layers.
+        units: "auto" (main and what else this machine has), or names such as "main,cpu" or
+            ["cpu:0", "cpu:1"]. Main is the unit MLX runs on ("gpu" where that is one); left out, it
+            has share 0 unless shares are to be measured.
+        seq: tokens that the programs are tuned for; any other length works too.
+        shares: None (measured), or one number per unit in the order of ``units``, or a dict by name,
+            or one number, the share of the only partner. They lie in [0, 1] and sum to 1.
+        mode: "auto" (whole MLPs where a probe proves the formula, groups of Linears with one input,
+            single Linears, tied heads), "group" (without MLPs), "linear" (each Linear alone), or
+            "seed" (each Linear alone with the seed's routing: more than twice as many input as
+            output channels stay on main, shares aligned to 64, 0.65 to the partner unless told).
+        min_rows: calls with fewer tokens run the original modules.
+
+    Returns:
+        A Report; ``print(report)`` shows it as a table.
+
+    Raises:
+        ValueError: unknown unit, mode or shares that are not legal, or a model without Linear layers.
+        RuntimeError: a unit that this machine lacks, or a model already patched.
+        TypeError: ``model`` is no nn.Module.
+
+    When it raises, the model is as it was.
+    """
+    begin = time.perf_counter()
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"[patch_model] got {type(model).__name__} and needs an mlx.nn.Module")
+    if mode not in MODES:
+        raise ValueError(f"[patch_model] got mode {mode!r} and needs one of {', '.join(MODES)}")
+    if not isinstance(seq, int) or isinstance(seq, bool) or seq < 1:
+        raise ValueError(f"[patch_model] got seq {seq!r} and needs a number of tokens of at least 1")
+    if any(is_split(m) for _, m in model.named_modules()):
+        raise RuntimeError("[patch_model] the model is already patched: unpatch_model(model) first")
+    found = discover(model, mode)
+    if not found.sites:
+        raise ValueError("[patch_model] got a model with no Linear or QuantizedLinear layer")
+    team, fixed = _resolve(units, shares, mode)
+    plan = _Plan(team, fixed, seq, mode, min_rows)
+    built = [(f, *plan.build(f)) for f in found.sites]
+    report = Report(
+        mode=mode,
+        seq=seq,
+        min_rows=min_rows,
+        units={n: u.description if u else f"mlx on {mx.default_device()}" for n, u in team},
+        shares={n: s for (n, _), s in zip(team, fixed)} if fixed else {},
+        refused=list(found.refused),
+    )
+    report._units = {n: u for n, u in team if u is not None}
+    for f, site, reason in built:
+        if site is None:
+            report.refused.append((f.name, reason))
+            continue
+        state = (MlpState if f.kind == "mlp" else GroupState)(site, f.modules)
+        targets = [f.owner] if f.kind == "mlp" else list(f.modules.values())
+        for index, module in enumerate(targets):
+            attach(module, _MIXINS[f.kind], state, index)
+        info = site.report()
+        report._states.append(state)
+        report._infos.append(info)
+        report.refused += [(info["name"], r) for r in info["refusals"]]
+        for part in info["parts"]:
+            if part["unit"] != "main":
+                report.memory[part["unit"]] = report.memory.get(part["unit"], 0) + part["bytes"]
+    report.main_rows_max_difference = _verify(report)
+    report.load_seconds = time.perf_counter() - begin
+    return report
+
+
+def unpatch_model(model: nn.Module) -> None:
+    """Gives every module its original class back and frees what the partners held.
+
+    Raises RuntimeError when the model is not patched.
+    """
+    split = [m for _, m in model.named_modules() if is_split(m)]
+    if not split:
+        raise RuntimeError("[unpatch_model] the model is not patched")
+    for module in split:
+        detach(module)
+
+
+def split_one(module, units, seq, shares, min_rows) -> None:
+    """Puts one Linear or QuantizedLinear under its split class; what SplitLinear(...) does."""
+    team, fixed = _resolve(units, shares, "linear")
+    site, reason = _Plan(team, fixed, seq, "linear", min_rows).build(
+        Found("linear group", "linear", {"linear": module})
+    )
+    if site is None:
+        raise RuntimeError(f"[SplitLinear] nothing to split: {reason}")
+    attach(module, SplitLinear, GroupState(site, {"linear": module}), 0)
+
+
+def _resolve(units, shares, mode):
+    """-> ([(name, unit or None for main)], [share] or None when they are to be measured)."""
+    if isinstance(units, str) and units == "auto":
+        team = [("main", None)]
+        for name in _core.automatic_units():
+            try:
+                team.append((name, _core.make_unit(name)))
+            except RuntimeError:  # this machine lacks it; cleave.available_units() says why
+                pass
+    else:
+        names = [u.strip() for u in units.split(",")] if isinstance(units, str) else list(units)
+        if not names or not all(isinstance(n, str) and n for n in names):
+            raise ValueError(f"[patch_model] got units {units!r} and needs names such as 'main,cpu'")
+        if len(set(names)) != len(names):
+            raise ValueError(f"[patch_model] got units {units!r} and needs each unit once")
+        team = [(n, None if _core.is_main_unit(n) else _core.make_unit(n)) for n in names]
+        if sum(u is None for _, u in team) > 1:
+            raise ValueError(f"[patch_model] got units {units!r}, in which main is named twice")
+    partners = [n for n, u in team if u is not None]
+    if shares is None and mode == "seed":
+        if len(partners) != 1:
+            raise ValueError(
+                f"[patch_model] mode 'seed' needs one partner or shares, and got {len(partners)} partners"
+            )
+        shares = SEED_PARTNER_SHARE
+    if shares is None:
+        if all(u is not None for _, u in team):
+            team.insert(0, ("main", None))
+        return team, None
+    return _with_shares(team, partners, shares)
+
+
+def _with_shares(team, partners, shares):
+    names = [n for n, _ in team]
+    if isinstance(shares, (int, float)) and not isinstance(shares, bool):
+        if len(partners) != 1:
+            raise ValueError(
+                f"[patch_model] got one share and {len(partners)} partner units; it needs one per unit"
+            )
+        if "main" not in names and all(u is not None for _, u in team):
+            team = [("main", None), *team]
+        fixed = [1 - shares if u is None else shares for _, u in team]
+    elif isinstance(shares, dict):
+        unknown = [n for n in shares if n not in names]
+        if unknown:
+            raise ValueError(f"[patch_model] got a share for {unknown[0]!r}, and the units are {names}")
+        fixed = [shares.get(n, 0.0) for n in names]
+    else:
+        fixed = list(shares)
+        if len(fixed) != len(team):
+            raise ValueError(f"[patch_model] got {len(fixed)} shares for {len(team)} units: {names}")
+    if not all(isinstance(s, (int, float)) and not isinstance(s, bool) for s in fixed):
+        raise ValueError(f"[patch_model] got shares {shares!r} and needs numbers")
+    _core.check_shares([(u, float(s)) for (_, u), s in zip(team, fixed)])
+    return team, [float(s) for s in fixed]
+
+
+class _Plan:
+    """Decides and builds one site after another."""
+
+    def __init__(self, team, fixed, seq, mode, min_rows):
+        self._fixed = [(u, s) for (_, u), s in zip(team, fixed)] if fixed else None
+        self._balancer = None if fixed else Balancer(team, seq)
+        self._seed = mode == "seed"
+        self._options = {
+            "tile": seq,
+            "min_rows": MIN_ROWS if self._seed else min_rows,
+            "align": SEED_ALIGN if self._seed else 1,
+        }
+
+    def build(self, f: Found):
+        """-> (site, "") or (None, reason)."""
+        weights = [linear_weight(m) for m in f.modules.values()]
+        if self._seed:
+            if f.kind == "head":
+                return None, "the seed splits no tied head"
+            if weights[0].k > 2 * weights[0].n:
+                return None, "the seed leaves layers with more than twice as many inputs as outputs to main"
+        try:
+            shares, reason = (self._fixed, "") if self._fixed else self._balancer.shares(weights[0])
+            if shares is None:
+                return None, reason
+            if f.kind == "mlp":
+                site = _core.Mlp(*weights, f.activation, shares, f.name, **self._options)
+            else:
+                site = _core.LinearGroup(weights, shares, f.name, **self._options)
+        except (ValueError, RuntimeError) as e:
+            return None, str(e)
+        if not site.splits:
+            return None, "; ".join(site.report()["refusals"]) or "all its rows are main's"
+        return site, ""
+
+
+def _verify(report: Report):
+    """Compares main's rows with the unsplit ops, once per distinct shape: on a GPU a narrower output
+    can select another kernel. A CPU's kernels do not depend on the number of tokens: two will do."""
+    tokens = 2 if mx.default_device() == mx.cpu else max(report.min_rows, 1)
+    seen, worst = set(), None
+    for state, info in zip(report._states, report._infos):
+        rows = tuple(tuple(p["rows"]) for p in info["parts"])
+        key = (info["k"], tuple(info["n"]), info["format"], rows)
+        if info["kind"] == "mlp" or key in seen:
+            continue
+        seen.add(key)
+        difference = state.site.main_rows_difference(tokens)
+        if difference is not None:
+            worst = max(worst or 0.0, difference)
+    return worst

@@ -1,0 +1,137 @@
+"""What patching did, and what ran."""
+
+from dataclasses import dataclass, field
+
+
+def table(rows, head) -> str:
+    """Plain text columns; numbers to the right."""
+    cells = [[str(c) for c in row] for row in [head, *rows]]
+    widths = [max(len(r[i]) for r in cells) for i in range(len(head))]
+    right = [all(_is_number(r[i]) for r in cells[1:]) and len(cells) > 1 for i in range(len(head))]
+
+    def line(row):
+        return "  ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right)).rstrip()
+
+    return "\n".join([line(cells[0]), line(["-" * w for w in widths]), *map(line, cells[1:])])
+
+
+def _is_number(text: str) -> bool:
+    return text[:1].isdigit() or text in ("", "-")
+
+
+def megabytes(n: int) -> str:
+    return f"{n / 1e6:.1f} MB"
+
+
+@dataclass
+class Report:
+    """The result of :func:`cleave.patch_model`.
+
+    Attributes:
+        units: name -> description of the units taking part; "main" is the one MLX runs on.
+        memory: bytes added per partner unit.
+        refused: (path or site, reason) for what stays on main.
+        load_seconds: time that cutting, packing and compiling took.
+        main_rows_max_difference: largest difference found between main's rows from the slices and
+            the unsplit ops; 0.0 means bit-identical, None that main has no rows beside a partner's.
+    """
+
+    mode: str
+    seq: int
+    min_rows: int
+    units: dict
+    shares: dict
+    memory: dict = field(default_factory=dict)
+    refused: list = field(default_factory=list)
+    load_seconds: float = 0.0
+    main_rows_max_difference: float | None = None
+    _states: list = field(default_factory=list, repr=False)
+    _infos: list = field(default_factory=list, repr=False)
+    _units: dict = field(default_factory=dict, repr=False)
+    _baseline: dict = field(default_factory=dict, repr=False)
+
+    @property
+    def sites(self) -> list:
+        """One dict per site: name, kind, k, n, format, parts (unit, rows, bytes), engaged, original,
+        rescued (calls since reset()), and dropped, the reason why it no longer splits, or None."""
+        out = []
+        for i, (info, state) in enumerate(zip(self._infos, self._states)):
+            base = self._baseline.get(i, (0, 0, 0))
+            since = (a - b for a, b in zip(state.now(), base))
+            counts = dict(zip(("engaged", "original", "rescued"), since))
+            out.append({**info, **counts, "dropped": state.dropped})
+        return out
+
+    @property
+    def engaged(self) -> int:
+        """Sites that really ran split since patching or the last reset()."""
+        return sum(1 for s in self.sites if s["engaged"])
+
+    def reset(self) -> None:
+        """Starts counting anew."""
+        self._baseline = {i: state.now() for i, state in enumerate(self._states)}
+
+    @property
+    def failures(self) -> dict:
+        """Partner units that were switched off: name -> (failed calls, what the first said)."""
+        return {n: (u.failures, u.failure) for n, u in self._units.items() if u.failed}
+
+    def as_dict(self) -> dict:
+        return {
+            "mode": self.mode,
+            "seq": self.seq,
+            "min_rows": self.min_rows,
+            "units": self.units,
+            "shares": self.shares,
+            "sites": self.sites,
+            "engaged": self.engaged,
+            "refused": [list(r) for r in self.refused],
+            "memory": self.memory,
+            "load_seconds": self.load_seconds,
+            "main_rows_max_difference": self.main_rows_max_difference,
+            "failures": {n: list(f) for n, f in self.failures.items()},
+        }
+
+    def __str__(self) -> str:
+        shapes: dict = {}
+        for s in self.sites:
+            rows = ", ".join(f"{p['unit']} {'+'.join(map(str, p['rows']))}" for p in s["parts"])
+            key = (s["kind"], _pattern(s["name"]), f"{s['k']} -> {'+'.join(map(str, s['n']))}", s["format"], rows)
+            count = shapes.setdefault(key, [0, 0, 0])
+            count[0] += 1
+            count[1] += bool(s["engaged"])
+            count[2] += sum(p["bytes"] for p in s["parts"])
+        lines = [
+            table(
+                [(c[0], *key, c[1], megabytes(c[2])) for key, c in shapes.items()],
+                ("sites", "kind", "where", "channels", "weights", "rows", "engaged", "added"),
+            )
+            if shapes
+            else "no site is split"
+        ]
+        lines += [f"unit {n}: {d}" for n, d in self.units.items()]
+        memory = ", ".join(f"{n} {megabytes(b)}" for n, b in self.memory.items()) or "none"
+        lines.append(f"memory added: {memory}; load time {self.load_seconds:.2f} s")
+        if self.main_rows_max_difference is not None:
+            same = self.main_rows_max_difference == 0
+            lines.append(
+                "main's rows: "
+                + ("bit-identical to the unsplit ops" if same else f"differ by up to {self.main_rows_max_difference:.3g}")
+            )
+        reasons: dict = {}
+        for path, reason in self.refused:
+            reasons.setdefault(reason, []).append(path)
+        dropped = [(s["name"], s["dropped"]) for s in self.sites if s["dropped"]]
+        for path, reason in dropped:
+            reasons.setdefault(reason, []).append(path)
+        for reason, paths in reasons.items():
+            more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+            lines.append(f"not split: {paths[0]}{more}: {reason}")
+        for name, (count, text) in self.failures.items():
+            lines.append(f"unit {name} failed {count} times and is switched off: {text}")
+        return "\n".join(lines)
+
+
+def _pattern(name: str) -> str:
+    """A site's name with layer numbers replaced, so that equal layers share a line."""
+    return ".".join("*" if part.isdigit() else part for part in name.split("."))
