@@ -133,12 +133,23 @@ void LinearWeight::check(const std::string& op) const {
     if (scales->shape() != groups) {
       fail("scales of " + shown(*scales), "one scale per " + std::to_string(group_size) + " of " + std::to_string(k()));
     }
-    if (mode == "affine" && (!biases || biases->shape() != groups || !is_activation_dtype(scales->dtype()))) {
-      fail("affine scales of " + shown(*scales), "biases of their shape, in float32, float16 or bfloat16");
+    if (mode == "affine") {
+      if (!biases || biases->shape() != groups || biases->dtype() != scales->dtype() ||
+          !is_activation_dtype(scales->dtype())) {
+        fail(
+            "affine scales of " + shown(*scales) + (biases ? " with biases of " + shown(*biases) : ""),
+            "biases of their shape and dtype, in float32, float16 or bfloat16");
+      }
+    } else if (
+        scales->dtype() != mx::uint8 || bits != (mode == "mxfp8" ? 8 : 4) ||
+        group_size != (mode == "nvfp4" ? 16 : 32)) {
+      fail(
+          format() + " with scales of " + shown(*scales),
+          "uint8 scales and mxfp4 4-bit group 32, mxfp8 8-bit group 32 or nvfp4 4-bit group 16");
     }
   }
-  if (bias && bias->shape() != mx::Shape{n()}) {
-    fail("a bias of " + shown(*bias), "[" + std::to_string(n()) + "]");
+  if (bias && (bias->shape() != mx::Shape{n()} || !is_activation_dtype(bias->dtype()))) {
+    fail("a bias of " + shown(*bias), "[" + std::to_string(n()) + "] in float32, float16 or bfloat16");
   }
   std::vector<mx::array> all{weight};
   for (const auto* a : {&scales, &biases, &bias}) {

@@ -23,20 +23,20 @@ std::optional<ConstMatrix> as_matrix(const mx::array& x) {
   if (x.strides(-1) != 1 && cols != 1) {
     return std::nullopt;
   }
-  int64_t stride = -1; // of the innermost leading dimension that is not 1
+  std::optional<int64_t> stride; // of the innermost leading dimension that is not 1; a reversed view's is negative
   int64_t expected = 0;
   for (int d = static_cast<int>(x.ndim()) - 2; d >= 0; --d) {
     if (x.shape(d) == 1) {
       continue;
     }
-    if (stride < 0) {
+    if (!stride) {
       stride = x.strides(d);
     } else if (x.strides(d) != expected) {
       return std::nullopt;
     }
     expected = x.strides(d) * x.shape(d);
   }
-  m.stride = stride < 0 ? cols : stride;
+  m.stride = stride.value_or(cols);
   return m.stride < cols ? std::nullopt : std::optional(m);
 }
 

@@ -126,7 +126,7 @@ std::vector<mx::array> LinearGroup::split(const mx::array& x) const {
 
 std::optional<float> LinearGroup::main_rows_difference(int tokens) const {
   std::vector<mx::array> differences;
-  auto x = mx::astype(mx::random::normal({tokens, report_.k}), members_[0].activation_dtype());
+  auto x = mx::astype(mx::random::normal({tokens, report_.k}, mx::float32, 0.0f, 1.0f, mx::random::key(0)), members_[0].activation_dtype());
   for (size_t i = 0; i < members_.size(); ++i) {
     if (main_[i] && main_rows_[i] < members_[i].n()) {
       auto whole = mx::slice(members_[i].linear(x), {0, 0}, {tokens, main_rows_[i]});

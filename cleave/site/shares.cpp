@@ -30,29 +30,33 @@ void check_shares(const std::vector<UnitShare>& shares) {
 }
 
 std::vector<int> cut_rows(int total, const std::vector<double>& shares, int align) {
-  const int blocks = total / align;
+  // Whole blocks for all but the first unit that has a share, main in the usual order; that one gets the rest.
+  const size_t first = std::find_if(shares.begin(), shares.end(), [](double s) { return s > 0; }) - shares.begin();
   std::vector<int> rows(shares.size());
   std::vector<std::pair<double, size_t>> remainders;
-  int left = blocks;
+  double excess = 0; // what the first unit has above its share, in blocks
+  int left = total;
   for (size_t i = 0; i < shares.size(); ++i) {
-    double exact = shares[i] * blocks;
-    rows[i] = std::min(left, static_cast<int>(exact + 1e-9));
+    if (i == first) {
+      continue;
+    }
+    const double exact = shares[i] * total / align;
+    const int whole = std::min(left / align, static_cast<int>(exact + 1e-9));
+    rows[i] = whole * align;
     left -= rows[i];
-    remainders.emplace_back(exact - rows[i], i);
+    remainders.emplace_back(exact - whole, i);
+    excess += exact - whole;
   }
   std::stable_sort(remainders.begin(), remainders.end(), [](auto& a, auto& b) { return a.first > b.first; });
-  for (size_t i = 0; left > 0; i = (i + 1) % shares.size()) {
-    if (shares[remainders[i].second] > 0) {
-      ++rows[remainders[i].second];
-      --left;
+  for (auto [remainder, i] : remainders) {
+    if (excess <= 0.5 + 1e-9 || left < align) {
+      break;
     }
+    rows[i] += align;
+    left -= align;
+    excess -= 1;
   }
-  for (auto& r : rows) {
-    r *= align;
-  }
-  // What is no whole block goes to the first unit that has a share, main in the usual order.
-  auto first = std::find_if(shares.begin(), shares.end(), [](double s) { return s > 0; });
-  rows[first - shares.begin()] += total - blocks * align;
+  rows[first] = left;
   return rows;
 }
 

@@ -1,11 +1,28 @@
 #include "cleave/unit/unit.h"
 
 #include <cstdio>
+#include <map>
 
 namespace cleave {
 
-Unit::Unit(std::string name)
-    : name_(std::move(name)), stream_(mx::new_thread_local_stream(mx::Device(mx::Device::cpu))) {}
+namespace {
+
+/// Units of one name share their stream: mlx never ends a stream's thread, so a stream for each would pile up with every
+/// patching. Two units of one name stand for the same cores anyway.
+mx::ThreadLocalStream stream_of(const std::string& name) {
+  static std::mutex mutex;
+  static std::map<std::string, mx::ThreadLocalStream> streams;
+  std::lock_guard lock(mutex);
+  auto found = streams.find(name);
+  if (found == streams.end()) {
+    found = streams.emplace(name, mx::new_thread_local_stream(mx::Device(mx::Device::cpu))).first;
+  }
+  return found->second;
+}
+
+} // namespace
+
+Unit::Unit(std::string name) : name_(std::move(name)), stream_(stream_of(name_)) {}
 
 mx::Stream Unit::stream() const {
   return mx::stream_from_thread_local_stream(stream_);

@@ -12,7 +12,7 @@ from cleave._load import _core
 
 GAIN_NEEDED = 1.02  # a split expected to gain less is not made
 ROWS = 1024  # of a weight that are timed
-ENOUGH_SECONDS = 0.01  # a sample at least this long needs no more tokens
+ENOUGH_SECONDS = 0.05  # a sample of main at least this long needs no more tokens
 
 
 def _seconds(call, x) -> float:
@@ -21,17 +21,22 @@ def _seconds(call, x) -> float:
     return time.perf_counter() - begin
 
 
-def _rate(call, k, n, dtype, seq) -> float:
-    """Multiply-adds per second of ``call`` on random x [m, k], m doubled until a call is long enough
-    to be timed (mlx on a Linux CPU can need minutes for 512 tokens)."""
+def _sample(call, weight, m) -> tuple:
+    """(seconds of the quickest call, multiply-adds per second of the median one) for random x [m, k]."""
+    x = mx.random.normal((m, weight.k), key=mx.random.key(m)).astype(weight.activation_dtype())
+    mx.eval(x)
+    first = _seconds(call, x)  # warm-up: it may compile, and start threads
+    samples = [first] if first > 10 * ENOUGH_SECONDS else [_seconds(call, x) for _ in range(3)]
+    return min(samples), m * weight.k * weight.n / sorted(samples)[len(samples) // 2]
+
+
+def _main_rate(weight, seq) -> float:
+    """m is doubled until a call is long enough: mlx on a Linux CPU can need minutes for 512 tokens."""
     m = 1
     while True:
-        x = mx.random.normal((m, k)).astype(dtype)
-        mx.eval(x)
-        took = _seconds(call, x)
+        took, rate = _sample(weight.linear, weight, m)
         if took >= ENOUGH_SECONDS or m >= seq:
-            samples = sorted(_seconds(call, x) for _ in range(3 if took < 0.1 else 1))
-            return m * k * n / min(samples[len(samples) // 2], took)
+            return rate
         m = min(seq, m * 2)
 
 
@@ -51,10 +56,8 @@ class Balancer:
         return self._known[key]
 
     def _measure(self, weight):
-        rows = min(weight.n, ROWS)
-        part = weight.rows(0, rows)
-        dtype = part.activation_dtype()
-        main_rate = _rate(part.linear, part.k, rows, dtype, self._seq)
+        part = weight.rows(0, min(weight.n, ROWS))
+        main_rate = _main_rate(part, self._seq)
         rates = {}
         refusal = ""
         for name, unit in self._units:
@@ -68,8 +71,7 @@ class Balancer:
             if not site.splits:
                 refusal = "; ".join(site.report()["refusals"])
                 continue
-            _seconds(site, mx.random.normal((self._seq, part.k)).astype(dtype))
-            rates[unit] = _rate(site, part.k, rows, dtype, self._seq)
+            rates[unit] = _sample(site, part, self._seq)[1]
         if not rates:
             return None, refusal or "no partner unit takes part"
         together = sum(rates.values())

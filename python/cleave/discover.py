@@ -70,6 +70,17 @@ def is_embedding(module) -> bool:
     return call in (nn.Embedding.as_linear, nn.QuantizedEmbedding.as_linear)
 
 
+def _random_linear(k: int, n: int, seed: int) -> nn.Linear:
+    """In fp32, wide enough that activations differ, with a bias to see both signs; draws nothing from
+    mlx's global random state, which is the user's."""
+    layer = nn.Linear.__new__(nn.Linear)
+    nn.Module.__init__(layer)
+    key = mx.random.key(seed)
+    layer.weight = mx.random.normal((n, k), key=key) / 2
+    layer.bias = mx.random.normal((n,), key=key)
+    return layer
+
+
 def mlp_activation(module: nn.Module, names) -> str:
     """The activation for which ``down(act(gate(x)) * up(x))`` is what the module computes, or "".
 
@@ -78,12 +89,8 @@ def mlp_activation(module: nn.Module, names) -> str:
     the formula for each activation that cleave knows.
     """
     k, hidden = 16, 32
-    # In fp32 on inputs wide enough that the activations differ, and with a bias to see both signs.
-    stand_ins = [nn.Linear(k, hidden), nn.Linear(k, hidden), nn.Linear(hidden, k)]
-    for layer in stand_ins:
-        layer.weight = mx.random.normal(layer.weight.shape) / 2
-        layer.bias = mx.random.normal(layer.bias.shape)
-    x = mx.random.normal((1, 8, k))
+    stand_ins = [_random_linear(k, hidden, 1), _random_linear(k, hidden, 2), _random_linear(hidden, k, 3)]
+    x = mx.random.normal((1, 8, k), key=mx.random.key(0))
     originals = {name: module[name] for name in names}
     try:
         for name, layer in zip(names, stand_ins):
@@ -149,11 +156,12 @@ def discover(model: nn.Module, mode: str) -> Discovery:
                 members = children(path, module, names)
                 if members is not None:
                     take("linear group", path, members)
+    outputs = {m["weight"].shape[0] for _, m in by_depth if is_linear(m)}
     for path, module in by_depth:
         if is_linear(module):
             take("linear group", path, {path: module})
-        elif is_embedding(module):
-            take("head", path, {path: module})
+        elif is_embedding(module) and module["weight"].shape[0] not in outputs:
+            take("head", path, {path: module})  # tied: no Linear gives the vocabulary
         elif isinstance(module, (nn.Linear, nn.QuantizedLinear)):
             name = type(module).__name__
             found.refused.append((path, f"{name} computes something else than a linear layer"))

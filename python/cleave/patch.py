@@ -70,7 +70,7 @@ def patch_model(
         raise ValueError(f"[patch_model] got mode {mode!r} and needs one of {', '.join(MODES)}")
     if not isinstance(seq, int) or isinstance(seq, bool) or seq < 1:
         raise ValueError(f"[patch_model] got seq {seq!r} and needs a number of tokens of at least 1")
-    if any(is_split(m) for _, m in model.named_modules()):
+    if "_cleave_report" in model.__dict__:
         raise RuntimeError("[patch_model] the model is already patched: unpatch_model(model) first")
     found = discover(model, mode)
     if not found.sites:
@@ -104,6 +104,7 @@ def patch_model(
                 report.memory[part["unit"]] = report.memory.get(part["unit"], 0) + part["bytes"]
     report.main_rows_max_difference = _verify(report)
     report.load_seconds = time.perf_counter() - begin
+    object.__setattr__(model, "_cleave_report", report)
     return report
 
 
@@ -112,11 +113,11 @@ def unpatch_model(model: nn.Module) -> None:
 
     Raises RuntimeError when the model is not patched.
     """
-    split = [m for _, m in model.named_modules() if is_split(m)]
-    if not split:
+    if not isinstance(model, nn.Module) or model.__dict__.pop("_cleave_report", None) is None:
         raise RuntimeError("[unpatch_model] the model is not patched")
-    for module in split:
-        detach(module)
+    for _, module in model.named_modules():
+        if is_split(module):
+            detach(module)
 
 
 def split_one(module, units, seq, shares, min_rows) -> None:

@@ -71,6 +71,10 @@ class Report:
         """Starts counting anew."""
         self._baseline = {i: state.now() for i, state in enumerate(self._states)}
 
+    def __deepcopy__(self, memo):
+        """A copied model runs its original modules, so the copy's report has no sites."""
+        return Report(self.mode, self.seq, self.min_rows, dict(self.units), dict(self.shares))
+
     @property
     def failures(self) -> dict:
         """Partner units that were switched off: name -> (failed calls, what the first said)."""

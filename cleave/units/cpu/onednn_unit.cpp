@@ -18,7 +18,7 @@ using onednn::Gemm;
 struct Workshop {
   explicit Workshop(CoreGroup group) : cores(std::move(group)) {}
 
-  /// Makes the calling thread one of the group; a stream's thread serves one unit only, so once is enough.
+  /// Makes the calling thread one of the group; a stream's thread serves units of one name only, so once is enough.
   void enter() {
     static thread_local const Workshop* entered = nullptr;
     if (entered != this) {
