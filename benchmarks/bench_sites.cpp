@@ -57,9 +57,10 @@ class NullUnit : public Unit {
   }
 };
 
-/// A chain of small layers in one eval: split over main and a unit that computes nothing, against the plain ops on the
-/// same number of rows for main (so that main's product costs the same) joined with a constant.
-void graph_nodes(benchmark::State& state) {
+/// 64 small layers in one eval, half of each layer's rows on a unit that computes nothing, against plain ops with the
+/// same rows for main joined with a constant. Side by side (all on one x) this is the nodes' own cost; in a chain it
+/// also has the handoff, two wake-ups of a stream's thread per layer.
+void graph_nodes(benchmark::State& state, bool chained) {
   constexpr int layers = 64, k = 16, m = 4;
   auto unit = std::make_shared<NullUnit>("null");
   LinearWeight weight{random({k, k}, mx::float32, 1)};
@@ -70,20 +71,22 @@ void graph_nodes(benchmark::State& state) {
   mx::eval(rest);
   const auto x = random({m, k}, mx::float32, 2);
   std::vector<double> plain, split, built_plain, built_split;
-  auto chain = [&](std::vector<double>& built, std::vector<double>& all, const auto& layer) {
-    auto y = x;
+  auto run = [&](std::vector<double>& built, std::vector<double>& all, const auto& layer) {
+    std::vector<mx::array> outputs;
     all.push_back(seconds([&] {
       built.push_back(seconds([&] {
+        auto y = x;
         for (int i = 0; i < layers; ++i) {
-          y = layer(y);
+          y = layer(chained ? y : x);
+          outputs.push_back(y);
         }
       }));
-      mx::eval(y);
+      mx::eval(outputs);
     }));
   };
   for (auto _ : state) {
-    chain(built_plain, plain, [&](const mx::array& y) { return mx::concatenate({half.linear(y), rest}, -1); });
-    chain(built_split, split, [&](const mx::array& y) { return site(y)[0]; });
+    run(built_plain, plain, [&](const mx::array& y) { return mx::concatenate({half.linear(y), rest}, -1); });
+    run(built_split, split, [&](const mx::array& y) { return site(y)[0]; });
     state.SetIterationTime(split.back());
   }
   const double us = 1e6 / layers;
@@ -92,7 +95,8 @@ void graph_nodes(benchmark::State& state) {
   state.counters["added_us"] = (median(split) - median(plain)) * us;
   state.counters["added_while_building_us"] = (median(built_split) - median(built_plain)) * us;
 }
-BENCHMARK(graph_nodes)->UseManualTime()->Iterations(301)->Unit(benchmark::kMicrosecond);
+BENCHMARK_CAPTURE(graph_nodes, side_by_side, false)->UseManualTime()->Iterations(301)->Unit(benchmark::kMicrosecond);
+BENCHMARK_CAPTURE(graph_nodes, in_a_chain, true)->UseManualTime()->Iterations(301)->Unit(benchmark::kMicrosecond);
 
 /// Output rows per second of the CPU unit against stock MLX's product, 2048 -> 2048 channels. Stock MLX is slow on a
 /// Linux CPU, so both get the same few tokens, and the unit also the full 512.
@@ -124,9 +128,18 @@ void rows_per_second(benchmark::State& state, const std::string& format, int tok
   state.counters["unit_512_rows_per_s"] = double(n) * 512 / median(unit512);
   state.counters["unit_512_gflops"] = 2.0 * k * n * 512 / median(unit512) / 1e9;
 }
-BENCHMARK_CAPTURE(rows_per_second, float32, "float32", 32)->UseManualTime()->Iterations(5)->Unit(benchmark::kMillisecond);
-BENCHMARK_CAPTURE(rows_per_second, float16, "float16", 32)->UseManualTime()->Iterations(5)->Unit(benchmark::kMillisecond);
-BENCHMARK_CAPTURE(rows_per_second, affine4, "affine4", 4)->UseManualTime()->Iterations(3)->Unit(benchmark::kMillisecond);
+BENCHMARK_CAPTURE(rows_per_second, float32, "float32", 32)
+    ->UseManualTime()
+    ->Iterations(5)
+    ->Unit(benchmark::kMillisecond);
+BENCHMARK_CAPTURE(rows_per_second, float16, "float16", 32)
+    ->UseManualTime()
+    ->Iterations(5)
+    ->Unit(benchmark::kMillisecond);
+BENCHMARK_CAPTURE(rows_per_second, affine4, "affine4", 4)
+    ->UseManualTime()
+    ->Iterations(3)
+    ->Unit(benchmark::kMillisecond);
 
 /// Two CPU units of one core each against either alone. Layer shapes of Qwen3-VL-2B: hidden 2048, intermediate 6144,
 /// 16 query and 8 key-value heads of 128 (its config.json).
@@ -189,9 +202,13 @@ void two_units(benchmark::State& state, const std::string& site_name, mx::Dtype 
   state.counters["achieved_low_pct"] = sorted[sorted.size() / 4];
   state.counters["achieved_high_pct"] = sorted[sorted.size() * 3 / 4];
 }
-#define TWO_UNITS(site, dtype) \
+#define TWO_UNITS(site, dtype)                                   \
   BENCHMARK_CAPTURE(two_units, site##_##dtype, #site, mx::dtype) \
-      ->Arg(512)->Arg(1024)->UseManualTime()->Iterations(9)->Unit(benchmark::kMillisecond)
+      ->Arg(512)                                                 \
+      ->Arg(1024)                                                \
+      ->UseManualTime()                                          \
+      ->Iterations(9)                                            \
+      ->Unit(benchmark::kMillisecond)
 TWO_UNITS(qkv, float32);
 TWO_UNITS(o, float32);
 TWO_UNITS(gate_up, float32);

@@ -43,6 +43,7 @@ LinearWeight LinearWeight::rows(int begin, int end) const {
     return mx::slice(a, std::move(start), std::move(stop));
   };
   LinearWeight part = *this;
+  part.transposed = std::nullopt;
   part.weight = cut(weight);
   for (auto [from, to] : {std::pair{&scales, &part.scales}, {&biases, &part.biases}, {&bias, &part.bias}}) {
     if (*from) {
@@ -60,7 +61,7 @@ LinearWeight LinearWeight::columns(int begin, int end) const {
   }
   auto cut = [](const mx::array& a, int b, int e) { return mx::slice(a, {0, b}, {a.shape(0), e}); };
   LinearWeight part = *this;
-  part.bias = std::nullopt;
+  part.bias = part.transposed = std::nullopt;
   if (!packed()) {
     part.weight = cut(weight, begin, end);
     return part;
@@ -78,8 +79,15 @@ mx::array LinearWeight::linear(const mx::array& x, mx::StreamOrDevice s) const {
     auto y = mx::quantized_matmul(x, weight, *scales, biases, true, group_size, bits, mode, s);
     return bias ? mx::add(y, *bias, s) : y;
   }
-  auto wt = mx::transpose(weight, s);
+  auto wt = transposed ? *transposed : mx::transpose(weight, s);
   return bias ? mx::addmm(*bias, x, wt, 1.0f, 1.0f, s) : mx::matmul(x, wt, s);
+}
+
+void LinearWeight::keep_transposed() {
+  if (!packed()) {
+    transposed = mx::transpose(weight);
+    mx::eval(*transposed);
+  }
 }
 
 mx::Dtype LinearWeight::output_dtype(mx::Dtype x) const {

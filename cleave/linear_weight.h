@@ -20,6 +20,7 @@ struct LinearWeight {
   int group_size = 0;
   int bits = 0;
   std::string mode = {};
+  std::optional<mx::array> transposed = std::nullopt; ///< weight^T, a view; see keep_transposed()
 
   bool packed() const {
     return !mode.empty();
@@ -36,6 +37,8 @@ struct LinearWeight {
 
   /// The product by public mlx ops, exactly as nn.Linear and nn.QuantizedLinear build it. x: [..., k] -> [..., n].
   mx::array linear(const mx::array& x, mx::StreamOrDevice s = {}) const;
+  /// Dense: makes the view weight^T once, which saves linear() a node per call.
+  void keep_transposed();
   /// dtype of linear(x).
   mx::Dtype output_dtype(mx::Dtype x) const;
   /// dtype in which activations are expected to arrive (the weight's, or that of its scales).

@@ -87,7 +87,7 @@ void run(const UnitProgram& p, const ConstMatrix& x, std::span<const Matrix> out
 
 class UnitCall : public CpuPrimitive {
  public:
-  UnitCall(mx::Stream stream, UnitProgram program, std::vector<int> columns)
+  UnitCall(mx::Stream stream, SharedProgram program, std::vector<int> columns)
       : CpuPrimitive(stream), program_(std::move(program)), columns_(std::move(columns)) {}
 
   const char* name() const override {
@@ -96,16 +96,17 @@ class UnitCall : public CpuPrimitive {
 
   std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
     std::vector<mx::Shape> shapes;
-    for (int n : program_.n) {
+    for (int n : program_->n) {
       shapes.push_back(with_last(inputs[0].shape(), n));
     }
     return shapes;
   }
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    // mlx itself keeps the buffers of inputs and siblings until the tasks queued here are done.
     const auto& x = inputs[0];
     std::vector<Matrix> to;
-    std::vector<std::shared_ptr<mx::array::Data>> kept{x.data_shared_ptr()};
+    to.reserve(outputs.size());
     for (size_t i = 0; i < outputs.size(); ++i) {
       auto& out = outputs[i];
       const int64_t n = out.shape(-1);
@@ -117,18 +118,16 @@ class UnitCall : public CpuPrimitive {
         stride = place(out, inputs[1 + i], columns_[i]);
       }
       to.push_back({out.data<void>(), out.dtype(), rows, n, stride});
-      kept.push_back(out.data_shared_ptr());
     }
     auto& encoder = mx::cpu::get_command_encoder(stream());
     if (auto matrix = as_matrix(x)) {
-      encoder.dispatch(
-          [p = program_, matrix = *matrix, to = std::move(to), kept = std::move(kept)] { run(p, matrix, to); });
+      encoder.dispatch([p = program_, matrix = *matrix, to = std::move(to)] { run(*p, matrix, to); });
       return;
     }
     encoder.dispatch([p = program_, data = x.data<void>(), dtype = x.dtype(), itemsize = x.itemsize(),
-                      shape = x.shape(), strides = x.strides(), to = std::move(to), kept = std::move(kept)] {
+                      shape = x.shape(), strides = x.strides(), to = std::move(to)] {
       auto copy = gather(data, itemsize, shape, strides);
-      run(p, {copy.data(), dtype, to[0].rows, shape.back(), shape.back()}, to);
+      run(*p, {copy.data(), dtype, to[0].rows, shape.back(), shape.back()}, to);
     });
   }
 
@@ -141,14 +140,14 @@ class UnitCall : public CpuPrimitive {
     return buffer.shape(-1);
   }
 
-  UnitProgram program_;
+  SharedProgram program_;
   std::vector<int> columns_; ///< per output, when placed in buffers
 };
 
 /// Passes its inputs on and notes the time at which the unit's stream comes by: the two ends of a graph program.
 class Mark : public CpuPrimitive {
  public:
-  Mark(mx::Stream stream, UnitProgram program, std::shared_ptr<std::atomic<int64_t>> begin, bool end)
+  Mark(mx::Stream stream, SharedProgram program, std::shared_ptr<std::atomic<int64_t>> begin, bool end)
       : CpuPrimitive(stream), program_(std::move(program)), begin_(std::move(begin)), end_(end) {}
 
   const char* name() const override {
@@ -173,15 +172,15 @@ class Mark : public CpuPrimitive {
         *begin = trace::enabled() ? trace::now_ns() : 0;
         return;
       }
-      ++p.stats->engaged;
+      ++p->stats->engaged;
       if (*begin != 0) {
-        trace::record({p.stats->site, p.unit->name(), *begin, trace::now_ns(), rows});
+        trace::record({p->stats->site, p->unit->name(), *begin, trace::now_ns(), rows});
       }
     });
   }
 
  private:
-  UnitProgram program_;
+  SharedProgram program_;
   std::shared_ptr<std::atomic<int64_t>> begin_;
   bool end_;
 };
@@ -189,7 +188,7 @@ class Mark : public CpuPrimitive {
 std::vector<mx::array> mark(
     std::vector<mx::array> arrays,
     mx::Stream stream,
-    const UnitProgram& program,
+    const SharedProgram& program,
     const std::shared_ptr<std::atomic<int64_t>>& begin,
     bool end) {
   std::vector<mx::Shape> shapes;
@@ -205,9 +204,9 @@ std::vector<mx::array> mark(
 } // namespace
 
 std::vector<mx::array> unit_call(
-    const UnitProgram& p, const mx::array& x, const std::vector<mx::Dtype>& out, const std::vector<Slot>& slots) {
-  const auto stream = p.unit->stream();
-  if (auto* graph = dynamic_cast<GraphProgram*>(p.program.get())) {
+    const SharedProgram& p, const mx::array& x, const std::vector<mx::Dtype>& out, const std::vector<Slot>& slots) {
+  const auto stream = p->unit->stream();
+  if (auto* graph = dynamic_cast<GraphProgram*>(p->program.get())) {
     auto begin = std::make_shared<std::atomic<int64_t>>(0);
     auto marked = mark({x}, stream, p, begin, false);
     return mark(graph->graph(marked[0], out, stream), stream, p, begin, true);
@@ -215,7 +214,7 @@ std::vector<mx::array> unit_call(
   std::vector<mx::Shape> shapes;
   std::vector<int> columns;
   std::vector<mx::array> inputs{x};
-  for (int n : p.n) {
+  for (int n : p->n) {
     shapes.push_back(with_last(x.shape(), n));
   }
   for (const auto& slot : slots) {

@@ -9,7 +9,7 @@
 
 namespace cleave {
 
-/// A program with all that its calls need. Copied into tasks, so that a site may die before its last call has run.
+/// A program with all that its calls need.
 struct UnitProgram {
   std::shared_ptr<Unit> unit;
   std::shared_ptr<Program> program;
@@ -17,6 +17,9 @@ struct UnitProgram {
   std::shared_ptr<SiteStats> stats;
   std::vector<int> n; ///< output channels per output
 };
+
+/// Shared with queued tasks, so that a site may die before its last call has run.
+using SharedProgram = std::shared_ptr<const UnitProgram>;
 
 /// A column range of an uninitialised joint buffer (graph/join.h) in which an output is to be written.
 struct Slot {
@@ -28,7 +31,7 @@ struct Slot {
 /// of dtype out_i. With `slots`, one per output, the outputs are views into those buffers; graph programs ignore them.
 /// Right under mx.compile (also shapeless) and async_eval; vjp, jvp and vmap throw a sentence.
 std::vector<mx::array> unit_call(
-    const UnitProgram& program,
+    const SharedProgram& program,
     const mx::array& x,
     const std::vector<mx::Dtype>& out,
     const std::vector<Slot>& slots = {});

@@ -37,6 +37,7 @@ LinearGroup::LinearGroup(
     if (main_rows_[i] > 0) {
       main_[i] = members_[i].rows(0, main_rows_[i]);
       main_[i]->check("linear_group");
+      main_[i]->keep_transposed();
     }
   }
 }
@@ -83,7 +84,7 @@ std::vector<mx::array> LinearGroup::split(const mx::array& x) const {
   const bool in_place = main_stream.device == mx::Device::cpu && parts_.size() > 1;
   std::vector<mx::array> buffers;
   if (in_place) {
-    buffers = joint_buffers(x, report_.n, dtypes, parts_[0].call.unit->stream());
+    buffers = joint_buffers(x, report_.n, dtypes, parts_[0].call->unit->stream());
   }
   std::vector<std::vector<mx::array>> pieces(count);
   for (size_t i = 0; i < count; ++i) {
@@ -126,7 +127,9 @@ std::vector<mx::array> LinearGroup::split(const mx::array& x) const {
 
 std::optional<float> LinearGroup::main_rows_difference(int tokens) const {
   std::vector<mx::array> differences;
-  auto x = mx::astype(mx::random::normal({tokens, report_.k}, mx::float32, 0.0f, 1.0f, mx::random::key(0)), members_[0].activation_dtype());
+  auto x = mx::astype(
+      mx::random::normal({tokens, report_.k}, mx::float32, 0.0f, 1.0f, mx::random::key(0)),
+      members_[0].activation_dtype());
   for (size_t i = 0; i < members_.size(); ++i) {
     if (main_[i] && main_rows_[i] < members_[i].n()) {
       auto whole = mx::slice(members_[i].linear(x), {0, 0}, {tokens, main_rows_[i]});

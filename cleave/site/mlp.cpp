@@ -37,6 +37,9 @@ Mlp::Mlp(
   build(shares);
   if (main_rows_[0] > 0) {
     main_ = slice(0, main_rows_[0], false);
+    for (auto* w : {&main_->gate, &main_->up, &main_->down}) {
+      w->keep_transposed();
+    }
   }
 }
 

@@ -40,7 +40,7 @@ bool Site::engages(const mx::array& x) const {
     return false;
   }
   return std::all_of(parts_.begin(), parts_.end(), [&](const Part& part) {
-    return !part.call.unit->failed() && part.call.program->accepts(x.dtype());
+    return !part.call->unit->failed() && part.call->program->accepts(x.dtype());
   });
 }
 
@@ -95,9 +95,9 @@ std::optional<size_t> Site::try_build(const std::vector<UnitShare>& shares, cons
       return u;
     }
     report_.parts.push_back({unit.name(), rows[u], program->bytes()});
-    UnitProgram call{
-        shares[u].unit, program, reference_program(asked.spec, std::move(asked.weights)), stats_, asked.spec.n};
-    parts_.push_back({std::move(call), rows[u]});
+    auto rescue = reference_program(asked.spec, std::move(asked.weights));
+    parts_.push_back(
+        {std::make_shared<UnitProgram>(UnitProgram{shares[u].unit, program, rescue, stats_, asked.spec.n}), rows[u]});
     std::transform(begin.begin(), begin.end(), rows[u].begin(), begin.begin(), std::plus<>());
   }
   return std::nullopt;

@@ -61,7 +61,7 @@ class Site {
  protected:
   /// A partner's part.
   struct Part {
-    UnitProgram call;
+    SharedProgram call;
     std::vector<int> rows;
   };
   /// What one partner is to compile, and from which weights.
