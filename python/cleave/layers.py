@@ -18,16 +18,22 @@ _splitting = True  # the seed's global switch, SplitLinear.set_prefill
 
 
 class SiteState:
-    """What the members of one site share: the site and whether the modules still hold its weights."""
+    """What the modules of one site share: the site, and whether the modules still are what it was
+    made of."""
 
-    def __init__(self, site, modules: dict):
-        """modules: path -> module, in the order of the site's outputs."""
+    def __init__(self, site, callers: list, modules: dict):
+        """callers: the modules that get a split class, in the order of the site's outputs; modules:
+        path -> module with weights. Of a linear group they are the same."""
         self.site = site
-        self.paths = list(modules)
-        self.modules = list(modules.values())
+        self.callers = callers
+        self.modules = modules
         self.dropped: Optional[str] = None  # why the site no longer splits
         self.counts = (0, 0, 0)  # engaged, original, rescued, once the site is gone
-        self._prints = [_core.Fingerprint(m) for m in self.modules]
+        self._prints = [_core.Fingerprint(m) for m in modules.values()]
+
+    def output(self, index: int, caller: nn.Module, x: mx.array) -> Optional[mx.array]:
+        """The caller's output for x, or None when it is to run its original code."""
+        raise NotImplementedError
 
     def drop(self, reason: str) -> None:
         self.dropped = reason
@@ -39,19 +45,19 @@ class SiteState:
         site = self.site
         return self.counts if site is None else (site.engaged, site.originals, site.rescued)
 
-    def ready(self, x: mx.array) -> bool:
-        """Whether a call with x is split; counts it as original otherwise."""
+    def ready(self, index: int, caller: nn.Module, x: mx.array) -> bool:
+        """Whether a call is to be split; it counts as original otherwise."""
         site = self.site
-        if site is None:
+        if site is None or caller is not self.callers[index]:  # a copy may have weights of its own
             return False
         if not _splitting or not site.engages(x):
             site.count_original()
             return False
-        return all(self.holds(i, module) for i, module in enumerate(self.modules))
+        return self.intact()
 
-    def holds(self, index: int, module: nn.Module) -> bool:
-        """Whether a module still has the weights of the site's member; drops the site if not."""
-        if self._prints[index].matches(module):
+    def intact(self) -> bool:
+        """Whether all modules still have the weights that the site holds; drops the site if not."""
+        if all(p.matches(m) for p, m in zip(self._prints, self.modules.values())):
             return True
         self.drop("its weights were replaced after patching: patch the model again")
         return False
@@ -67,27 +73,26 @@ class GroupState(SiteState):
     """A linear group: the first member's call computes all, the others take theirs for the same x."""
 
     def __init__(self, site, modules: dict):
-        super().__init__(site, modules)
+        super().__init__(site, list(modules.values()), modules)
         self._slots: dict = {}  # thread -> [x, outputs, how many are left]
         self._wasted = 0
 
-    def output(self, index: int, module: nn.Module, x: mx.array) -> Optional[mx.array]:
-        if self.site is None or not self.holds(index, module):
-            return None
+    def output(self, index, caller, x):
         thread = get_ident()
-        slot = self._slots.get(thread)
+        slot = self._slots.get(thread) if self._slots else None
         if slot is not None and slot[1][index] is not None and _core.same_array(slot[0], x):
+            if caller is not self.callers[index] or not self.intact():
+                return None
             y, slot[1][index] = slot[1][index], None
             slot[2] -= 1
             if slot[2] == 0:
                 del self._slots[thread]
             return y
-        if not self.ready(x):
+        if not self.ready(index, caller, x):
             return None
         if slot is not None:
             self._wasted += 1
             if self._wasted > 2:
-                self._slots.clear()
                 self.drop("its members are not called with one input")
                 return None
         outputs = self.site(x)
@@ -99,6 +104,23 @@ class GroupState(SiteState):
     def drop(self, reason: str) -> None:
         self._slots.clear()
         super().drop(reason)
+
+
+class MlpState(SiteState):
+    """An mlp: its owner's call is the site's call, while the owner still has the same children."""
+
+    def __init__(self, site, owner: nn.Module, modules: dict):
+        super().__init__(site, [owner], modules)
+        self._children = [(path.rsplit(".", 1)[-1], m) for path, m in modules.items()]
+
+    def output(self, index, caller, x):
+        return self.site(x)[0] if self.ready(index, caller, x) else None
+
+    def intact(self) -> bool:
+        if all(self.callers[0].get(name) is m for name, m in self._children):
+            return super().intact()
+        self.drop("its layers were replaced after patching: patch the model again")
+        return False
 
 
 class _Split:
@@ -148,11 +170,6 @@ class SplitEmbedding(_Split, nn.Module):
     def as_linear(self, x: mx.array) -> mx.array:
         y = self._split_output(x)
         return super().as_linear(x) if y is None else y
-
-
-class MlpState(SiteState):
-    def output(self, index: int, module: nn.Module, x: mx.array) -> Optional[mx.array]:
-        return self.site(x)[0] if self.ready(x) else None
 
 
 class SplitMLP(_Split, nn.Module):

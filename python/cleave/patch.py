@@ -91,9 +91,9 @@ def patch_model(
         if site is None:
             report.refused.append((f.name, reason))
             continue
-        state = (MlpState if f.kind == "mlp" else GroupState)(site, f.modules)
-        targets = [f.owner] if f.kind == "mlp" else list(f.modules.values())
-        for index, module in enumerate(targets):
+        mlp = f.kind == "mlp"
+        state = MlpState(site, f.owner, f.modules) if mlp else GroupState(site, f.modules)
+        for index, module in enumerate(state.callers):
             attach(module, _MIXINS[f.kind], state, index)
         info = site.report()
         report._states.append(state)
@@ -113,11 +113,14 @@ def unpatch_model(model: nn.Module) -> None:
 
     Raises RuntimeError when the model is not patched.
     """
-    if not isinstance(model, nn.Module) or model.__dict__.pop("_cleave_report", None) is None:
+    report = model.__dict__.pop("_cleave_report", None) if isinstance(model, nn.Module) else None
+    if report is None:
         raise RuntimeError("[unpatch_model] the model is not patched")
     for _, module in model.named_modules():
         if is_split(module):
             detach(module)
+    for state in report._states:  # the report may outlive the patch, and must not hold its memory
+        state.drop("the model was unpatched")
 
 
 def split_one(module, units, seq, shares, min_rows) -> None:

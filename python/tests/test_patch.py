@@ -214,6 +214,39 @@ def test_lora_wrapped_before_or_after_keeps_its_effect():
     assert close(after.o_proj(x), expected) and report.engaged == 1
 
 
+def test_layers_replaced_after_patching_are_noticed(model):
+    """As LoRA and nn.quantize replace them, whether they are called alone or as part of an mlp."""
+    from mlx_lm.tuner.utils import linear_to_lora_layers
+
+    x = tokens(200)
+    quantised = copy.deepcopy(model)
+    report = cleave.patch_model(quantised, **SPLIT)
+    nn.quantize(quantised, group_size=32, bits=4)
+    again = make_model()
+    nn.quantize(again, group_size=32, bits=4)
+    assert identical(quantised(x), again(x))
+    assert all(s["dropped"] for s in report.sites if s["kind"] == "mlp")
+
+    report = cleave.patch_model(model, **SPLIT)
+    keys = ["mlp.up_proj", "mlp.down_proj", "self_attn.k_proj"]
+    linear_to_lora_layers(model, 2, {"rank": 4, "scale": 10.0, "dropout": 0.0, "keys": keys})
+    for layer in model.model.layers:
+        for lora in (layer.mlp.up_proj, layer.mlp.down_proj, layer.self_attn.k_proj):
+            lora.lora_b = mx.random.normal(lora.lora_b.shape, key=mx.random.key(1))
+    result = model(x)
+    cleave.unpatch_model(model)
+    assert close(result, model(x))
+
+
+def test_a_copied_module_with_other_weights_runs_its_own(model):
+    layer = model.model.layers[0].self_attn.o_proj
+    x = mx.random.normal((1, 200, 64), key=mx.random.key(1))
+    cleave.patch_model(model, **SPLIT)
+    other = copy.copy(layer)
+    other.weight = layer.weight * 2
+    assert close(other(x), layer(x) * 2)
+
+
 def test_a_deep_copy_runs_the_original_modules(model):
     x = tokens(200)
     expected = model(x)
@@ -269,6 +302,18 @@ def test_patching_leaves_mlx_random_state_alone(model):
     mx.random.seed(11)
     cleave.patch_model(model)
     assert identical(mx.random.normal((3,)), expected)
+
+
+def test_unpatching_frees_the_partners_memory_and_keeps_the_counts():
+    model = make_model(hidden_size=128, intermediate_size=256)
+    nn.quantize(model, group_size=32, bits=4)
+    report = cleave.patch_model(model, units="cpu", shares=1.0)
+    mx.eval(model(tokens(200)))
+    assert report.memory["cpu"] > 0
+    cleave.unpatch_model(model)
+    assert all(state.site is None for state in report._states)
+    assert report.engaged == len(report.sites)
+    assert "unpatched" in str(report)
 
 
 def test_main_rows_are_bit_identical_on_the_cpu(model):
