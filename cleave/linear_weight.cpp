@@ -107,7 +107,7 @@ mx::Dtype LinearWeight::activation_dtype() const {
   if (mode == "affine") {
     return scales->dtype();
   }
-  return bias ? bias->dtype() : mx::bfloat16; // the fp modes carry no activation dtype
+  return bias ? bias->dtype() : mx::float32;
 }
 
 void LinearWeight::check(const std::string& op) const {

@@ -41,7 +41,8 @@ struct LinearWeight {
   void keep_transposed();
   /// dtype of linear(x).
   mx::Dtype output_dtype(mx::Dtype x) const;
-  /// dtype in which activations are expected to arrive (the weight's, or that of its scales).
+  /// dtype in which activations are expected to arrive: the weight's or that of its scales. The fp modes name none
+  /// but by a bias; float32, which units compute without loss for any, stands for unknown.
   mx::Dtype activation_dtype() const;
 
   /// Throws std::invalid_argument, naming shape or dtype, when the arrays do not fit together; evaluates them.

@@ -54,7 +54,14 @@ std::vector<std::vector<int>> LinearGroup::cut(const std::vector<double>& shares
 }
 
 Site::Request LinearGroup::request(const std::vector<int>& begin, const std::vector<int>& rows, bool) const {
-  Request r{{SiteKind::linear_group, report_.k, {}, 0, options_.tile, members_[0].activation_dtype()}, {}};
+  Request r{
+      {SiteKind::linear_group,
+       report_.k,
+       {},
+       0,
+       options_.tile,
+       options_.dtype.value_or(members_[0].activation_dtype())},
+      {}};
   for (size_t i = 0; i < members_.size(); ++i) {
     if (rows[i] > 0) {
       r.spec.n.push_back(rows[i]);

@@ -34,6 +34,7 @@ Mlp::Mlp(
     : Site(options, describe(gate, up, down)),
       weights_{std::move(gate), std::move(up), std::move(down)},
       activation_(activation) {
+  gated(activation_, mx::zeros({1}), mx::zeros({1})); // mlx's compiler is tried here, not while a graph is built
   build(shares);
   if (main_rows_[0] > 0) {
     main_ = slice(0, main_rows_[0], false);
@@ -66,7 +67,8 @@ Mlp::Weights Mlp::slice(int begin, int end, bool with_bias) const {
 Site::Request Mlp::request(const std::vector<int>& begin, const std::vector<int>& rows, bool alone) const {
   auto part = slice(begin[0], begin[0] + rows[0], alone);
   return {
-      {SiteKind::mlp, report_.k, report_.n, rows[0], options_.tile, weights_.gate.activation_dtype(), activation_},
+      {SiteKind::mlp, report_.k, report_.n, rows[0], options_.tile,
+       options_.dtype.value_or(weights_.gate.activation_dtype()), activation_},
       {part.gate, part.up, part.down}};
 }
 

@@ -39,9 +39,16 @@ bool Site::engages(const mx::array& x) const {
       static_cast<int64_t>(x.size()) / report_.k < options_.min_rows) {
     return false;
   }
-  return std::all_of(parts_.begin(), parts_.end(), [&](const Part& part) {
-    return !part.call->unit->failed() && part.call->program->accepts(x.dtype());
-  });
+  for (const auto& part : parts_) {
+    if (part.call->unit->failed()) {
+      return false;
+    }
+    if (!part.call->program->accepts(x.dtype())) {
+      ++stats_->wrong_dtype;
+      return false;
+    }
+  }
+  return true;
 }
 
 void Site::build(const std::vector<UnitShare>& shares) {

@@ -10,10 +10,11 @@
 namespace cleave {
 
 struct SiteOptions {
-  std::string name = {}; ///< for reports, such as "layers.0.self_attn.q_proj+k_proj+v_proj"
-  int tile = 512;        ///< tokens that programs are tuned for
-  int min_rows = 192;    ///< calls with fewer tokens run the original ops
-  int align = 1;         ///< rows per unit are multiples of this where possible
+  std::string name = {};                         ///< for reports, such as "layers.0.self_attn.q_proj+k_proj+v_proj"
+  int tile = 512;                                ///< tokens that programs are tuned for
+  int min_rows = 192;                            ///< calls with fewer tokens run the original ops
+  int align = 1;                                 ///< rows per unit are multiples of this where possible
+  std::optional<mx::Dtype> dtype = std::nullopt; ///< of the activations expected, when the weights do not tell
 };
 
 /// What a site holds and why; plain data.

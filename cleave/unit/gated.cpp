@@ -29,22 +29,45 @@ mx::array activate(Activation activation, const mx::array& v, mx::Stream s) {
   return v;
 }
 
+using Formula = std::function<std::vector<mx::array>(const std::vector<mx::array>&)>;
+
+/// Whether mlx can compile for a device. Its CPU compiler runs the system's g++ on headers of its own, which some
+/// versions reject (g++ 13 does with mlx-cpu 0.32.4), and only a trial shows it.
+bool can_compile(mx::Device device) {
+  if (device == mx::Device::gpu) {
+    return true;
+  }
+  static const bool works = [] {
+    try {
+      Formula trial = [](const std::vector<mx::array>& in) {
+        return std::vector<mx::array>{mx::multiply(mx::sigmoid(in[0]), in[1])};
+      };
+      auto x = mx::ones({2});
+      mx::eval(mx::compile(trial, true)({x, x}));
+      return true;
+    } catch (const std::exception&) {
+      return false;
+    }
+  }();
+  return works;
+}
+
 } // namespace
 
 mx::array gated(Activation activation, const mx::array& gate, const mx::array& up, mx::StreamOrDevice s) {
   // mlx keeps what it compiled per thread, and streams belong to a thread too.
-  using Node = std::function<std::vector<mx::array>(const std::vector<mx::array>&)>;
-  static thread_local std::map<std::pair<Activation, int>, Node> nodes;
+  static thread_local std::map<std::pair<Activation, int>, Formula> formulas;
   const auto stream = mx::to_stream(s);
-  auto& node = nodes[{activation, stream.index}];
-  if (!node) {
-    std::function<std::vector<mx::array>(const std::vector<mx::array>&)> formula =
-        [activation, stream](const std::vector<mx::array>& in) {
-          return std::vector<mx::array>{mx::multiply(activate(activation, in[0], stream), in[1], stream)};
-        };
-    node = mx::compile(formula, true);
+  auto& formula = formulas[{activation, stream.index}];
+  if (!formula) {
+    formula = [activation, stream](const std::vector<mx::array>& in) {
+      return std::vector<mx::array>{mx::multiply(activate(activation, in[0], stream), in[1], stream)};
+    };
+    if (can_compile(stream.device)) {
+      formula = mx::compile(formula, true);
+    }
   }
-  return node({gate, up})[0];
+  return formula({gate, up})[0];
 }
 
 } // namespace cleave

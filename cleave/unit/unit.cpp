@@ -7,8 +7,8 @@ namespace cleave {
 
 namespace {
 
-/// Units of one name share their stream: mlx never ends a stream's thread, so a stream for each would pile up with every
-/// patching. Two units of one name stand for the same cores anyway.
+/// Units of one name share their stream: mlx never ends a stream's thread, so a stream for each would pile up with
+/// every patching. Two units of one name stand for the same cores anyway.
 mx::ThreadLocalStream stream_of(const std::string& name) {
   static std::mutex mutex;
   static std::map<std::string, mx::ThreadLocalStream> streams;

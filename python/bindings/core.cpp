@@ -138,29 +138,31 @@ NB_MODULE(_core, m) {
       .def_prop_ro("splits", [](const Site& s) { return s.report().splits; })
       .def_prop_ro("engaged", [](const Site& s) { return s.stats().engaged.load(); })
       .def_prop_ro("rescued", [](const Site& s) { return s.stats().rescued.load(); })
+      .def_prop_ro("wrong_dtype", [](const Site& s) { return s.stats().wrong_dtype.load(); })
       .def_prop_ro("originals", [](const Site& s) { return s.stats().original.load(); });
 
   nb::class_<LinearGroup, Site>(m, "LinearGroup")
       .def(
           "__init__",
           [](LinearGroup* self, std::vector<LinearWeight> members, const Shares& shares, const std::string& name,
-             int tile, int min_rows, int align) {
-            new (self) LinearGroup(std::move(members), to_shares(shares), {name, tile, min_rows, align});
+             int tile, int min_rows, int align, std::optional<mx::Dtype> dtype) {
+            new (self) LinearGroup(std::move(members), to_shares(shares), {name, tile, min_rows, align, dtype});
           },
           "members"_a, "shares"_a, "name"_a = "", "tile"_a = 512, "min_rows"_a = 192, "align"_a = 1,
-          nb::call_guard<nb::gil_scoped_release>())
+          "dtype"_a = nb::none(), nb::call_guard<nb::gil_scoped_release>())
       .def("main_rows_difference", &LinearGroup::main_rows_difference, "tokens"_a);
 
   nb::class_<Mlp, Site>(m, "Mlp").def(
       "__init__",
       [](Mlp* self, LinearWeight gate, LinearWeight up, LinearWeight down, const std::string& activation,
-         const Shares& shares, const std::string& name, int tile, int min_rows, int align) {
+         const Shares& shares, const std::string& name, int tile, int min_rows, int align,
+         std::optional<mx::Dtype> dtype) {
         new (self)
             Mlp(std::move(gate), std::move(up), std::move(down), activation_from_string(activation), to_shares(shares),
-                {name, tile, min_rows, align});
+                {name, tile, min_rows, align, dtype});
       },
       "gate"_a, "up"_a, "down"_a, "activation"_a, "shares"_a, "name"_a = "", "tile"_a = 512, "min_rows"_a = 192,
-      "align"_a = 1, nb::call_guard<nb::gil_scoped_release>());
+      "align"_a = 1, "dtype"_a = nb::none(), nb::call_guard<nb::gil_scoped_release>());
 
   nb::class_<Fingerprint>(m, "Fingerprint").def(nb::init<nb::dict>()).def("matches", &Fingerprint::matches, "module"_a);
 

@@ -4,6 +4,7 @@ import time
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_flatten
 
 from cleave._load import _core
 from cleave.balance import Balancer
@@ -76,7 +77,7 @@ def patch_model(
     if not found.sites:
         raise ValueError("[patch_model] got a model with no Linear or QuantizedLinear layer")
     team, fixed = _resolve(units, shares, mode)
-    plan = _Plan(team, fixed, seq, mode, min_rows)
+    plan = _Plan(team, fixed, seq, mode, min_rows, _activation_dtype(model))
     built = [(f, *plan.build(f)) for f in found.sites]
     report = Report(
         mode=mode,
@@ -194,10 +195,11 @@ def _with_shares(team, partners, shares):
 class _Plan:
     """Decides and builds one site after another."""
 
-    def __init__(self, team, fixed, seq, mode, min_rows):
+    def __init__(self, team, fixed, seq, mode, min_rows, dtype=None):
         self._fixed = [(u, s) for (_, u), s in zip(team, fixed)] if fixed else None
         self._balancer = None if fixed else Balancer(team, seq)
         self._seed = mode == "seed"
+        self._dtype = dtype
         self._options = {
             "tile": seq,
             "min_rows": MIN_ROWS if self._seed else min_rows,
@@ -216,15 +218,25 @@ class _Plan:
             shares, reason = (self._fixed, "") if self._fixed else self._balancer.shares(weights[0])
             if shares is None:
                 return None, reason
+            options = dict(self._options)
+            if weights[0].format.startswith(("mxfp", "nvfp")):  # their scales name no activation dtype
+                options["dtype"] = self._dtype
             if f.kind == "mlp":
-                site = _core.Mlp(*weights, f.activation, shares, f.name, **self._options)
+                site = _core.Mlp(*weights, f.activation, shares, f.name, **options)
             else:
-                site = _core.LinearGroup(weights, shares, f.name, **self._options)
+                site = _core.LinearGroup(weights, shares, f.name, **options)
         except (ValueError, RuntimeError) as e:
             return None, str(e)
         if not site.splits:
             return None, "; ".join(site.report()["refusals"]) or "all its rows are main's"
         return site, ""
+
+
+def _activation_dtype(model):
+    """The dtype of the model's first vector of floats, usually a norm's weight; None without one."""
+    floats = (mx.float32, mx.float16, mx.bfloat16)
+    vectors = (a for _, a in tree_flatten(model.parameters()) if a.ndim == 1 and a.dtype in floats)
+    return next((a.dtype for a in vectors), None)
 
 
 def _verify(report: Report):

@@ -53,13 +53,15 @@ class Report:
     @property
     def sites(self) -> list:
         """One dict per site: name, kind, k, n, format, parts (unit, rows, bytes), engaged, original,
-        rescued (calls since reset()), and dropped, the reason why it no longer splits, or None."""
+        rescued (calls since reset()), wrong_dtype (calls that stayed unsplit since activations arrived
+        in a dtype that no program accepts), and dropped, why it no longer splits, or None."""
         out = []
         for i, (info, state) in enumerate(zip(self._infos, self._states)):
             base = self._baseline.get(i, (0, 0, 0))
             since = (a - b for a, b in zip(state.now(), base))
             counts = dict(zip(("engaged", "original", "rescued"), since))
-            out.append({**info, **counts, "dropped": state.dropped})
+            wrong = state.site.wrong_dtype if state.site else 0
+            out.append({**info, **counts, "wrong_dtype": wrong, "dropped": state.dropped})
         return out
 
     @property
@@ -128,6 +130,10 @@ class Report:
         dropped = [(s["name"], s["dropped"]) for s in self.sites if s["dropped"]]
         for path, reason in dropped:
             reasons.setdefault(reason, []).append(path)
+        for s in self.sites:
+            if s["wrong_dtype"] and not s["engaged"]:
+                text = "activations arrive in another dtype than its weights have"
+                reasons.setdefault(text, []).append(s["name"])
         for reason, paths in reasons.items():
             more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
             lines.append(f"not split: {paths[0]}{more}: {reason}")

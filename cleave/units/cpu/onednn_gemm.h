@@ -1,5 +1,6 @@
 #pragma once
 
+#include <string>
 #include <unordered_map>
 
 #include <dnnl.hpp>
@@ -28,6 +29,13 @@ class Gemm {
   /// Bytes held beside the model's arrays.
   size_t bytes() const;
 
+  /// Whether oneDNN has a fast kernel for x or y with gaps between rows; without one they have to be dense.
+  bool takes_strided_x() const {
+    return strided_x_;
+  }
+  bool takes_strided_y() const {
+    return strided_y_;
+  }
   /// x: [m, k] of the compute dtype; y: [m, n] of float32 or the compute dtype; factor: like y, for Epilogue::multiply.
   void run(const dnnl::stream& stream, const ConstMatrix& x, const Matrix& y, const ConstMatrix* factor = nullptr);
 
@@ -50,15 +58,22 @@ class Gemm {
   int n_, k_;
   mx::Dtype compute_;
   Epilogue epilogue_;
+  bool strided_x_ = false, strided_y_ = false;
   std::optional<LinearWeight> in_place_;
   dnnl::memory weights_;
   std::vector<float> bias_;
   std::unordered_map<Key, dnnl::matmul, Hash> primitives_;
 };
 
-/// The fastest dtype in which this processor multiplies activations of `dtype` with fp16-class accuracy: float16 or
-/// bfloat16 for activations of that dtype, where a measured trial product is fast and exact enough, else float32.
-/// Call on a thread with the unit's OpenMP team. The first call for a dtype runs the trial (tens of milliseconds).
-mx::Dtype compute_dtype(mx::Dtype dtype);
+/// In which dtype this processor multiplies activations of a dtype, and why.
+struct Precision {
+  mx::Dtype dtype;
+  std::string reason;
+};
+
+/// The fastest dtype with fp16-class accuracy for activations of `dtype`: float16 or bfloat16 for activations of that
+/// dtype, where a measured trial product is fast and exact enough, else float32. Call on a thread with the unit's
+/// OpenMP team. The first call for a dtype runs the trial (tens of milliseconds).
+const Precision& precision(mx::Dtype dtype);
 
 } // namespace cleave::onednn

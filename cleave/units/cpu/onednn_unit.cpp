@@ -1,5 +1,6 @@
 #include <omp.h>
 
+#include <numeric>
 #include <sstream>
 #include <stdexcept>
 
@@ -117,8 +118,9 @@ class OneDnnProgram : public KernelProgram {
     return {data + begin * m.stride * mx::size_of(m.dtype), m.dtype, rows, m.cols, m.stride};
   }
 
+  /// x in the dtype and the layout that the products take.
   ConstMatrix converted(const ConstMatrix& x) {
-    if (x.dtype == compute_) {
+    if (x.dtype == compute_ && (x.stride == x.cols || gemms_[0].takes_strided_x())) {
       return x;
     }
     auto to = scratch(input, x.rows, x.cols, compute_);
@@ -131,13 +133,14 @@ class OneDnnProgram : public KernelProgram {
   }
 
   void multiply(Gemm& gemm, const dnnl::stream& stream, const ConstMatrix& x, const Matrix& to) {
-    if (to.dtype == mx::float32 || to.dtype == compute_) {
+    const bool known = to.dtype == mx::float32 || to.dtype == compute_;
+    if (known && (to.stride == to.cols || gemm.takes_strided_y())) {
       gemm.run(stream, x, to);
       return;
     }
-    auto wide = scratch(result, to.rows, to.cols, mx::float32);
-    gemm.run(stream, x, wide);
-    convert({wide.data, wide.dtype, wide.rows, wide.cols, wide.stride}, to);
+    auto dense = scratch(result, to.rows, to.cols, known ? to.dtype : mx::float32);
+    gemm.run(stream, x, dense);
+    convert({dense.data, dense.dtype, dense.rows, dense.cols, dense.stride}, to);
   }
 
   void run_mlp(const dnnl::stream& stream, const ConstMatrix& x, const Matrix& to) {
@@ -168,8 +171,11 @@ class OneDnnUnit : public Unit {
     for (size_t i = 0; i < workshop_->cores.cores().size(); ++i) {
       s << (i ? "," : " (") << workshop_->cores.cores()[i];
     }
-    s << (workshop_->cores.cores().empty() ? "" : ")") << ", float16 activations in " << compute(mx::float16)
-      << ", bfloat16 in " << compute(mx::bfloat16);
+    s << (workshop_->cores.cores().empty() ? "" : ")");
+    for (auto dtype : {mx::float16, mx::bfloat16}) {
+      const auto& p = precision(dtype);
+      s << ", " << dtype << " in " << p.dtype << " (" << p.reason << ")";
+    }
     return s.str();
   }
 
@@ -181,13 +187,14 @@ class OneDnnUnit : public Unit {
   }
 
   size_t memory(const ProgramSpec& spec) const override {
-    return spec.parameters() * mx::size_of(compute(spec.dtype));
+    const int64_t biases = std::accumulate(spec.n.begin(), spec.n.end(), 2 * int64_t(spec.hidden));
+    return spec.parameters() * mx::size_of(precision(spec.dtype).dtype) + biases * sizeof(float);
   }
 
   std::shared_ptr<Program> compile(const ProgramSpec& spec, const std::vector<LinearWeight>& weights) override {
     std::shared_ptr<Program> program;
     on_cores([&] {
-      program = std::make_shared<OneDnnProgram>(workshop_, spec, onednn::compute_dtype(spec.dtype), weights);
+      program = std::make_shared<OneDnnProgram>(workshop_, spec, onednn::precision(spec.dtype).dtype, weights);
     });
     return program;
   }
@@ -206,10 +213,10 @@ class OneDnnUnit : public Unit {
     });
   }
 
-  mx::Dtype compute(mx::Dtype dtype) const {
-    auto found = dtype;
-    on_cores([&] { found = onednn::compute_dtype(dtype); });
-    return found;
+  const onednn::Precision& precision(mx::Dtype dtype) const {
+    const onednn::Precision* found = nullptr;
+    on_cores([&] { found = &onednn::precision(dtype); });
+    return *found;
   }
 
   std::shared_ptr<Workshop> workshop_;
