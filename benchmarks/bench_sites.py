@@ -72,7 +72,12 @@ def section(results: list) -> str:
         for name, r in by_kind["rows_per_second"]
     ]
     head = ("weights", "tokens", "stock rows/ms", "cpu rows/ms", "ratio", "cpu GFLOPS at 512")
-    lines += ["**Rows of the output per millisecond**, 2048 -> 2048 channels:", "", *fenced(rows, head), ""]
+    lines += [
+        "**Rows of the output per millisecond**, 2048 -> 2048 channels:",
+        "",
+        *fenced(rows, head),
+        "",
+    ]
     rows = [
         (
             name[0].rsplit("_", 1)[0],
@@ -87,7 +92,17 @@ def section(results: list) -> str:
         )
         for name, r in by_kind["two_units"]
     ]
-    head = ("site", "dtype", "tokens", "cpu:0 ms", "cpu:1 ms", "both ms", "bound ms", "% of bound", "quartiles")
+    head = (
+        "site",
+        "dtype",
+        "tokens",
+        "cpu:0 ms",
+        "cpu:1 ms",
+        "both ms",
+        "bound ms",
+        "% of bound",
+        "quartiles",
+    )
     lines += [
         "**Two CPU units of one core each**, layer shapes of Qwen3-VL-2B; the bound is TaTb/(Ta+Tb) of the",
         "unsplit times in the same run, join included in `both`:",

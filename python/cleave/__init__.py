@@ -1,7 +1,6 @@
 """Prefill of language models on every compute unit of one machine at the same time."""
 
 from cleave._load import _core
-
 from cleave.layers import SplitEmbedding, SplitLinear, SplitMLP
 from cleave.patch import patch_model, unpatch_model
 from cleave.report import Report

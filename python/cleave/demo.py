@@ -12,21 +12,25 @@ import mlx.core as mx
 
 import cleave
 from cleave.measure import Samples, estimate_prefill, greedy, prefill
-from cleave.models import ModelError, decode, encode, load_model, text_model, unpack_to_fp32
+from cleave.models import ModelError, decode, encode, load_model, unpack_to_fp32
 from cleave.quality import agreement, compare
 from cleave.report import table
 
 
 def arguments(argv):
     p = argparse.ArgumentParser(prog="demo", description=__doc__)
-    p.add_argument("--model", default=os.environ.get("MODEL_PATH"), help="a model folder (or MODEL_PATH)")
+    p.add_argument(
+        "--model", default=os.environ.get("MODEL_PATH"), help="a model folder (or MODEL_PATH)"
+    )
     p.add_argument("--text", type=Path, default=Path("data/origin_of_species.txt"))
     p.add_argument("--tokens", type=int, default=512, help="length of the prompt (default 512)")
     p.add_argument("--units", default="auto", help='such as "main,cpu" (default auto)')
     p.add_argument("--shares", help="one number per unit, such as 0.4,0.6 (default: measured)")
     p.add_argument("--greedy", type=int, default=32, help="tokens to continue with (default 32)")
     p.add_argument("--rounds", type=int, default=3, help="samples of each contender (default 3)")
-    p.add_argument("--seconds", type=float, default=150, help="limit for the stock runs (default 150)")
+    p.add_argument(
+        "--seconds", type=float, default=150, help="limit for the stock runs (default 150)"
+    )
     p.add_argument("--json", type=Path, default=Path("build/demo.json"))
     args = p.parse_args(argv)
     if args.tokens < 1 or args.rounds < 1 or args.greedy < 1:
@@ -85,7 +89,9 @@ class Contest:
 
     def run_split(self, first: bool) -> None:
         args = self.args
-        report = cleave.patch_model(self.model, units=args.units, seq=len(self.ids), shares=args.shares)
+        report = cleave.patch_model(
+            self.model, units=args.units, seq=len(self.ids), shares=args.shares
+        )
         try:
             if first:  # warm-up
                 prefill(self.model, self.ids[: report.min_rows], keep_logits=False)
@@ -132,7 +138,9 @@ def run(args) -> int:
     folder = model_folder(args)
     model, tokenizer = load_model(folder)
     ids = prompt_ids(args, tokenizer)
-    say(f"model {folder.name}, {len(ids)} tokens of {args.text.name}, mlx {mx.__version__} on {mx.default_device()}")
+    say(
+        f"model {folder.name}, {len(ids)} tokens of {args.text.name}, mlx {mx.__version__} on {mx.default_device()}"
+    )
 
     figures = {
         "model": folder.name,
@@ -162,7 +170,9 @@ def run(args) -> int:
 def too_slow_as_loaded(args, folder, model, ids, figures) -> list:
     """Stock MLX multiplies packed weights very slowly on a Linux CPU. The same weights unpacked to
     fp32 are the baseline then, for cleave on them and for cleave on the model as loaded."""
-    say(f"that passes the limit of {args.seconds:.0f} s: the baseline is stock MLX on the same weights unpacked to fp32")
+    say(
+        f"that passes the limit of {args.seconds:.0f} s: the baseline is stock MLX on the same weights unpacked to fp32"
+    )
     dense, _ = load_model(folder)
     unpack_to_fp32(dense)
     expected = estimate_prefill(dense, ids, len(ids))
@@ -205,7 +215,10 @@ def show(c: Contest, tokenizer, figures) -> None:
         rows.append((f"greedy agreement over {len(c.stock_tokens)}", f"{same:.0%}"))
     rows += [
         ("sites engaged", f"{c.data['engaged']} of {len(c.data['sites'])}"),
-        ("memory added", ", ".join(f"{n} {b / 1e6:.0f} MB" for n, b in c.data["memory"].items()) or "none"),
+        (
+            "memory added",
+            ", ".join(f"{n} {b / 1e6:.0f} MB" for n, b in c.data["memory"].items()) or "none",
+        ),
     ]
     say(table(rows, ("figure", "value")))
     say("\n" + c.shown)

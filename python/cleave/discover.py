@@ -89,7 +89,11 @@ def mlp_activation(module: nn.Module, names) -> str:
     the formula for each activation that cleave knows.
     """
     k, hidden = 16, 32
-    stand_ins = [_random_linear(k, hidden, 1), _random_linear(k, hidden, 2), _random_linear(hidden, k, 3)]
+    stand_ins = [
+        _random_linear(k, hidden, 1),
+        _random_linear(k, hidden, 2),
+        _random_linear(hidden, k, 3),
+    ]
     x = mx.random.normal((1, 8, k), key=mx.random.key(0))
     originals = {name: module[name] for name in names}
     try:

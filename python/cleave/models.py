@@ -64,7 +64,9 @@ def check_safetensors(file: Path) -> None:
         start = f.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
         if 8 + length > size:
-            raise ModelError(f"[load_model] {file} is cut short: {size} bytes do not hold its header")
+            raise ModelError(
+                f"[load_model] {file} is cut short: {size} bytes do not hold its header"
+            )
         try:
             header = json.loads(f.read(length))
             ends = [t["data_offsets"][1] for n, t in header.items() if n != "__metadata__"]

@@ -70,7 +70,9 @@ def patch_model(
     if mode not in MODES:
         raise ValueError(f"[patch_model] got mode {mode!r} and needs one of {', '.join(MODES)}")
     if not isinstance(seq, int) or isinstance(seq, bool) or seq < 1:
-        raise ValueError(f"[patch_model] got seq {seq!r} and needs a number of tokens of at least 1")
+        raise ValueError(
+            f"[patch_model] got seq {seq!r} and needs a number of tokens of at least 1"
+        )
     if "_cleave_report" in model.__dict__:
         raise RuntimeError("[patch_model] the model is already patched: unpatch_model(model) first")
     found = discover(model, mode)
@@ -147,7 +149,9 @@ def _resolve(units, shares, mode):
     else:
         names = [u.strip() for u in units.split(",")] if isinstance(units, str) else list(units)
         if not names or not all(isinstance(n, str) and n for n in names):
-            raise ValueError(f"[patch_model] got units {units!r} and needs names such as 'main,cpu'")
+            raise ValueError(
+                f"[patch_model] got units {units!r} and needs names such as 'main,cpu'"
+            )
         if len(set(names)) != len(names):
             raise ValueError(f"[patch_model] got units {units!r} and needs each unit once")
         team = [(n, None if _core.is_main_unit(n) else _core.make_unit(n)) for n in names]
@@ -180,12 +184,16 @@ def _with_shares(team, partners, shares):
     elif isinstance(shares, dict):
         unknown = [n for n in shares if n not in names]
         if unknown:
-            raise ValueError(f"[patch_model] got a share for {unknown[0]!r}, and the units are {names}")
+            raise ValueError(
+                f"[patch_model] got a share for {unknown[0]!r}, and the units are {names}"
+            )
         fixed = [shares.get(n, 0.0) for n in names]
     else:
         fixed = list(shares)
         if len(fixed) != len(team):
-            raise ValueError(f"[patch_model] got {len(fixed)} shares for {len(team)} units: {names}")
+            raise ValueError(
+                f"[patch_model] got {len(fixed)} shares for {len(team)} units: {names}"
+            )
     if not all(isinstance(s, (int, float)) and not isinstance(s, bool) for s in fixed):
         raise ValueError(f"[patch_model] got shares {shares!r} and needs numbers")
     _core.check_shares([(u, float(s)) for (_, u), s in zip(team, fixed)])
@@ -213,13 +221,18 @@ class _Plan:
             if f.kind == "head":
                 return None, "the seed splits no tied head"
             if weights[0].k > 2 * weights[0].n:
-                return None, "the seed leaves layers with more than twice as many inputs as outputs to main"
+                return (
+                    None,
+                    "the seed leaves layers with more than twice as many inputs as outputs to main",
+                )
         try:
             shares, reason = (self._fixed, "") if self._fixed else self._balancer.shares(weights[0])
             if shares is None:
                 return None, reason
             options = dict(self._options)
-            if weights[0].format.startswith(("mxfp", "nvfp")):  # their scales name no activation dtype
+            if weights[0].format.startswith(
+                ("mxfp", "nvfp")
+            ):  # their scales name no activation dtype
                 options["dtype"] = self._dtype
             if f.kind == "mlp":
                 site = _core.Mlp(*weights, f.activation, shares, f.name, **options)

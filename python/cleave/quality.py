@@ -11,7 +11,9 @@ def compare(result: mx.array, reference: mx.array) -> dict:
         max_abs: largest difference; top1: share of positions with the same largest logit.
     """
     if result.shape != reference.shape:
-        raise ValueError(f"[compare] got {result.shape} and {reference.shape} and needs equal shapes")
+        raise ValueError(
+            f"[compare] got {result.shape} and {reference.shape} and needs equal shapes"
+        )
     width = result.shape[-1]
     # Sums over millions of logits: in double precision, which mlx has on the CPU only.
     with mx.stream(mx.cpu):

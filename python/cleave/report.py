@@ -10,7 +10,9 @@ def table(rows, head) -> str:
     right = [all(_is_number(r[i]) for r in cells[1:]) and len(cells) > 1 for i in range(len(head))]
 
     def line(row):
-        return "  ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right)).rstrip()
+        return "  ".join(
+            c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right)
+        ).rstrip()
 
     return "\n".join([line(cells[0]), line(["-" * w for w in widths]), *map(line, cells[1:])])
 
@@ -102,7 +104,13 @@ class Report:
         shapes: dict = {}
         for s in self.sites:
             rows = ", ".join(f"{p['unit']} {'+'.join(map(str, p['rows']))}" for p in s["parts"])
-            key = (s["kind"], _pattern(s["name"]), f"{s['k']} -> {'+'.join(map(str, s['n']))}", s["format"], rows)
+            key = (
+                s["kind"],
+                _pattern(s["name"]),
+                f"{s['k']} -> {'+'.join(map(str, s['n']))}",
+                s["format"],
+                rows,
+            )
             count = shapes.setdefault(key, [0, 0, 0])
             count[0] += 1
             count[1] += bool(s["engaged"])
@@ -122,7 +130,11 @@ class Report:
             same = self.main_rows_max_difference == 0
             lines.append(
                 "main's rows: "
-                + ("bit-identical to the unsplit ops" if same else f"differ by up to {self.main_rows_max_difference:.3g}")
+                + (
+                    "bit-identical to the unsplit ops"
+                    if same
+                    else f"differ by up to {self.main_rows_max_difference:.3g}"
+                )
             )
         reasons: dict = {}
         for path, reason in self.refused:

@@ -37,7 +37,9 @@ def run(argv) -> int:
         print(__doc__)
         return 0
     if len(argv) > 1 or not (argv[:1] or ["512"])[0].isdigit() or int((argv or ["512"])[0]) < 1:
-        raise ModelError(f"[bench] got {' '.join(argv)!r} and needs at most one length of 1 or more")
+        raise ModelError(
+            f"[bench] got {' '.join(argv)!r} and needs at most one length of 1 or more"
+        )
     seq = int(argv[0]) if argv else 512
     path = os.environ.get("MODEL_PATH")
     if not path:
@@ -49,7 +51,9 @@ def run(argv) -> int:
     limit = float(os.environ.get("SECONDS", "120"))
     expected = estimate_prefill(model, ids, seq)
     if expected > limit:
-        print(f"unsplit, as loaded: about {expected:.0f} s, over the limit: weights unpacked to fp32")
+        print(
+            f"unsplit, as loaded: about {expected:.0f} s, over the limit: weights unpacked to fp32"
+        )
         unpack_to_fp32(model)
         expected = estimate_prefill(model, ids, seq)
         if expected > limit:
@@ -71,7 +75,9 @@ def run(argv) -> int:
         unsplit.seconds.append(a.seconds)
         split.seconds.append(b.seconds)
     quality = compare(b.logits, a.logits)
-    print(f"\nseq {seq}, mlx {mx.__version__} on {mx.default_device()}, {rounds} interleaved samples")
+    print(
+        f"\nseq {seq}, mlx {mx.__version__} on {mx.default_device()}, {rounds} interleaved samples"
+    )
     print(f"unsplit   {unsplit}")
     print(f"split     {split}")
     print(f"speed-up  {unsplit.median / split.median:.3f}x")

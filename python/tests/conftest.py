@@ -20,14 +20,27 @@ BASE = {
 MAX_POSITIONS = {"max_position_embeddings": 4096}
 FAMILIES = {
     "llama": ("llama", {}),
-    "llama-untied": ("llama", {"tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True}),
+    "llama-untied": (
+        "llama",
+        {"tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True},
+    ),
     "mistral": ("llama", {"model_type": "mistral", "head_dim": 24}),
     "qwen2": ("qwen2", MAX_POSITIONS),
-    "qwen3": ("qwen3", {**MAX_POSITIONS, "head_dim": 32, "tie_word_embeddings": True, "rope_theta": 1e6}),
+    "qwen3": (
+        "qwen3",
+        {**MAX_POSITIONS, "head_dim": 32, "tie_word_embeddings": True, "rope_theta": 1e6},
+    ),
     "ministral3": (
         "ministral3",
-        {**MAX_POSITIONS, "rope_parameters": {"rope_theta": 1e6, "llama_4_scaling_beta": 0.1,
-                                              "original_max_position_embeddings": 4096, "type": "default"}},
+        {
+            **MAX_POSITIONS,
+            "rope_parameters": {
+                "rope_theta": 1e6,
+                "llama_4_scaling_beta": 0.1,
+                "original_max_position_embeddings": 4096,
+                "type": "default",
+            },
+        },
     ),
     "gemma": ("gemma", {"head_dim": 16}),
     "gemma2": ("gemma2", {"head_dim": 16}),
@@ -70,9 +83,16 @@ def make_vlm() -> nn.Module:
         **MAX_POSITIONS,
     )
     vision = qwen3_vl.VisionConfig(
-        depth=1, hidden_size=32, intermediate_size=64, out_hidden_size=64, num_heads=2, num_position_embeddings=16
+        depth=1,
+        hidden_size=32,
+        intermediate_size=64,
+        out_hidden_size=64,
+        num_heads=2,
+        num_position_embeddings=16,
     )
-    config = qwen3_vl.ModelConfig(text_config=text, vision_config=vision, model_type="qwen3_vl", vocab_size=300)
+    config = qwen3_vl.ModelConfig(
+        text_config=text, vision_config=vision, model_type="qwen3_vl", vocab_size=300
+    )
     mx.random.seed(0)
     model = qwen3_vl.Model(config)
     mx.eval(model.parameters())
@@ -114,5 +134,7 @@ def model_folder(tmp_path_factory):
     words = {chr(i): i for i in range(32, 127)} | {"[UNK]": 0, "</s>": 1}
     raw = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
     raw.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    PreTrainedTokenizerFast(tokenizer_object=raw, unk_token="[UNK]", eos_token="</s>").save_pretrained(folder)
+    PreTrainedTokenizerFast(
+        tokenizer_object=raw, unk_token="[UNK]", eos_token="</s>"
+    ).save_pretrained(folder)
     return folder

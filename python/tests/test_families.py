@@ -3,11 +3,10 @@
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
+from conftest import FAMILIES, close, identical, make_model, make_vlm, tokens
 from mlx.utils import tree_flatten
 
 import cleave
-
-from conftest import FAMILIES, close, identical, make_model, make_vlm, tokens
 
 # The mlp of each family must have been proven by the probe, with this activation's site in 2 layers.
 MLP_FAMILIES = [f for f in FAMILIES if f != "phi3"]
@@ -46,8 +45,17 @@ def test_unpatch_restores_bit_for_bit(family):
     assert identical(model(x), expected)
 
 
-@pytest.mark.parametrize("bits,group,mode", [(4, 64, "affine"), (8, 32, "affine"), (6, 64, "affine"),
-                                             (4, 32, "mxfp4"), (8, 32, "mxfp8"), (4, 16, "nvfp4")])
+@pytest.mark.parametrize(
+    "bits,group,mode",
+    [
+        (4, 64, "affine"),
+        (8, 32, "affine"),
+        (6, 64, "affine"),
+        (4, 32, "mxfp4"),
+        (8, 32, "mxfp8"),
+        (4, 16, "nvfp4"),
+    ],
+)
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16, mx.float32])
 def test_quantised_models(bits, group, mode, dtype):
     model = make_model(hidden_size=128, intermediate_size=192)
@@ -94,10 +102,26 @@ def test_mixture_of_experts_stays_on_main_by_name():
     import mlx_lm.models.qwen3_moe as moe
 
     args = moe.ModelArgs.from_dict(
-        dict(model_type="qwen3_moe", hidden_size=64, num_hidden_layers=2, intermediate_size=96, num_attention_heads=4,
-             num_experts=4, num_experts_per_tok=2, decoder_sparse_step=1, mlp_only_layers=[], moe_intermediate_size=32,
-             rms_norm_eps=1e-5, vocab_size=300, num_key_value_heads=2, head_dim=16, rope_theta=1e4,
-             tie_word_embeddings=True, max_position_embeddings=512, norm_topk_prob=True)
+        dict(
+            model_type="qwen3_moe",
+            hidden_size=64,
+            num_hidden_layers=2,
+            intermediate_size=96,
+            num_attention_heads=4,
+            num_experts=4,
+            num_experts_per_tok=2,
+            decoder_sparse_step=1,
+            mlp_only_layers=[],
+            moe_intermediate_size=32,
+            rms_norm_eps=1e-5,
+            vocab_size=300,
+            num_key_value_heads=2,
+            head_dim=16,
+            rope_theta=1e4,
+            tie_word_embeddings=True,
+            max_position_embeddings=512,
+            norm_topk_prob=True,
+        )
     )
     model = moe.Model(args)
     mx.eval(model.parameters())

@@ -7,11 +7,10 @@ import sys
 
 import mlx.core as mx
 import pytest
+from conftest import close, tokens
 
 from cleave.models import ModelError, load_model, unpack_to_fp32
 from cleave.quality import agreement, compare
-
-from conftest import close, tokens
 
 
 def broken(model_folder, tmp_path, change):
@@ -47,7 +46,10 @@ FAULTS = [
     (cut("model.safetensors", 0.5), "cut short"),
     (cut("model.safetensors", 0.001), "cut short"),
     (lambda f: (f / "model.safetensors").write_bytes(b""), "cut short"),
-    (lambda f: (f / "model.safetensors").write_bytes(b"\4\0\0\0\0\0\0\0junk"), "no safetensors file"),
+    (
+        lambda f: (f / "model.safetensors").write_bytes(b"\4\0\0\0\0\0\0\0junk"),
+        "no safetensors file",
+    ),
     (config(hidden_size=128), "does not load"),
 ]
 
@@ -91,15 +93,38 @@ def demo(tmp_path, *arguments):
 def test_demo_on_any_model_folder(model_folder, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog. " * 10)
-    done = demo(tmp_path, "--model", str(model_folder), "--text", str(text), "--tokens", "256",
-                "--rounds", "2", "--greedy", "4", "--units", "main,cpu", "--shares", "0.4,0.6")
+    done = demo(
+        tmp_path,
+        "--model",
+        str(model_folder),
+        "--text",
+        str(text),
+        "--tokens",
+        "256",
+        "--rounds",
+        "2",
+        "--greedy",
+        "4",
+        "--units",
+        "main,cpu",
+        "--shares",
+        "0.4,0.6",
+    )
     assert done.returncode == 0, done.stderr
     figures = json.loads((tmp_path / "demo.json").read_text())
     (contest,) = figures["contests"]
     assert len(contest["stock_seconds"]) == len(contest["cleave_seconds"]) == 2
     assert contest["cos"] > 0.999 and contest["greedy_agreement"] is not None
     assert contest["report"]["engaged"] == len(contest["report"]["sites"]) > 0
-    for word in ("RMS ratio", "max abs", "top-1", "sites engaged", "memory added", "stock:", "cleave:"):
+    for word in (
+        "RMS ratio",
+        "max abs",
+        "top-1",
+        "sites engaged",
+        "memory added",
+        "stock:",
+        "cleave:",
+    ):
         assert word in done.stdout
 
 

@@ -7,16 +7,17 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
+from conftest import make_model, tokens
 from mlx_lm.generate import generate_step
 
 import cleave
 
-from conftest import make_model, tokens
-
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.skipif(not (shutil.which("cmake") and shutil.which("c++")), reason="needs cmake and c++")
+@pytest.mark.skipif(
+    not (shutil.which("cmake") and shutil.which("c++")), reason="needs cmake and c++"
+)
 def test_another_cpp_program_finds_the_package(tmp_path):
     where = subprocess.run(
         [sys.executable, "-m", "cleave", "--cmake-dir"], capture_output=True, text=True, check=True

@@ -6,13 +6,12 @@ import threading
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
+from conftest import close, identical, make_model, tokens
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
 import cleave
 from cleave.measure import greedy, prefill
-
-from conftest import close, identical, make_model, tokens
 
 SPLIT = {"units": "main,cpu", "shares": [0.4, 0.6], "seq": 128}
 

@@ -12,12 +12,11 @@ from pathlib import Path
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
+from conftest import close, identical, make_model, make_vlm, tokens
 from mlx.utils import tree_flatten
-from split_linear import SplitLinear, patch_model
 
 import cleave
-
-from conftest import close, identical, make_model, make_vlm, tokens
+from split_linear import SplitLinear, patch_model
 
 ROOT = Path(__file__).parents[2]
 
