@@ -29,8 +29,10 @@ TEST(Blocking, NeitherBuildingNorAsyncEvalWaitsForAUnit) {
       auto y = (*sites[site])(x);
       mx::async_eval(y); // one: mlx itself makes its caller wait above 10 open tasks
       EXPECT_EQ(y[0].status(), mx::array::Status::evaluated) << "queued, not available";
+      auto later = (*sites[site])(x);
       EXPECT_EQ(sites[site]->stats().engaged, 0u);
       gate.open.set_value();
+      expect_near(later, evaluated(sites[site]->original(x)));
       expect_near(y, evaluated(sites[site]->original(x)));
     }
   }

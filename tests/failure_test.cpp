@@ -154,6 +154,15 @@ TEST_F(Failure, ACallWithoutMainIsRescued) {
   EXPECT_EQ(site->stats().rescued, 1u);
 }
 
+TEST_F(Failure, OnlyTheFirstIsLoggedAndKept) {
+  auto fault = make_unit("fault:1");
+  EXPECT_EQ(fault->failure(), "");
+  fault->report_failure("this failed as asked");
+  fault->report_failure("that failed too");
+  EXPECT_EQ(fault->failures(), 2u);
+  EXPECT_EQ(fault->failure(), "this failed as asked");
+}
+
 TEST_F(Failure, SeveralThreadsMayMeetIt) {
   Watchdog watchdog;
   auto fault = make_unit("fault:20");

@@ -262,11 +262,32 @@ TEST(LinearGroup, XOfAnotherDtypeGivesThePromotedDtype) {
   for (auto w_dtype : dtypes) {
     for (auto x_dtype : dtypes) {
       for (const auto& units : available({{"main", "cpu"}, {"main", "reference"}, {"main", "mlx-cpu"}})) {
-        SCOPED_TRACE(testing::Message() << w_dtype << " times " << x_dtype << " on " << units[1]);
-        auto w = make_weight(random, {w_dtype}, 20, 40, true);
-        LinearGroup site({w}, shares_of(units, {0.4, 0.6}), {.min_rows = 1});
-        auto x = normal(random, {6, 40}, x_dtype);
-        EXPECT_TRUE(as_good_as(site(x)[0], site.original(x)[0], exact_linear(to_doubles(x), w)));
+        for (bool bias : {false, true}) {
+          SCOPED_TRACE(
+              testing::Message() << w_dtype << " times " << x_dtype << " on " << units[1] << ", bias " << bias);
+          auto w = make_weight(random, {w_dtype}, 20, 40, bias);
+          LinearGroup site({w}, shares_of(units, {0.4, 0.6}), {.min_rows = 1});
+          auto x = normal(random, {6, 40}, x_dtype);
+          EXPECT_TRUE(as_good_as(site(x)[0], site.original(x)[0], exact_linear(to_doubles(x), w)));
+        }
+      }
+    }
+  }
+}
+
+TEST(LinearGroup, OneSiteServesXOfEveryLayoutAndDtypeInTurn) {
+  Random random(17);
+  for (const auto& units : available({{"main", "cpu"}, {"main", "cpu:0", "reference"}})) {
+    std::vector<LinearWeight> members{make_weight(random, {mx::float16}, 24, 40, true)};
+    const std::vector<double> shares = units.size() == 2 ? std::vector{0.5, 0.5} : std::vector{0.4, 0.3, 0.3};
+    LinearGroup site(members, shares_of(units, shares), {.tile = 16, .min_rows = 1});
+    for (int turn = 0; turn < 2; ++turn) {
+      for (auto dtype : {mx::float16, mx::float32, mx::bfloat16}) {
+        for (auto layout : all_layouts()) {
+          auto x = make_x(random, {9}, 40, dtype, layout);
+          EXPECT_TRUE(as_good_as(site(x)[0], site.original(x)[0], exact_linear(to_doubles(x), members[0])))
+              << dtype << ' ' << layout << " on " << units[1];
+        }
       }
     }
   }

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import sys
 import time
 from pathlib import Path
@@ -40,6 +41,17 @@ def arguments(argv):
     except ValueError:
         p.error(f"got shares {args.shares!r} and needs numbers with commas between them")
     return args
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Writes a file completely or, as on a full disk, not at all."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    part = file.with_name(file.name + ".part")
+    try:
+        part.write_text(text)
+        part.replace(file)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def say(text: str) -> None:
@@ -142,6 +154,9 @@ def run(args) -> int:
         f"model {folder.name}, {len(ids)} tokens of {args.text.name}, mlx {mx.__version__} on {mx.default_device()}"
     )
 
+    # One stock product can take a minute, and Python would see Ctrl-C only after it. Nothing is half
+    # done from here on that a plain end would leave behind.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     figures = {
         "model": folder.name,
         "tokens": len(ids),
@@ -161,8 +176,7 @@ def run(args) -> int:
         contests = too_slow_as_loaded(args, folder, model, ids, figures)
     for c in contests:
         show(c, tokenizer, figures)
-    args.json.parent.mkdir(parents=True, exist_ok=True)
-    args.json.write_text(json.dumps(figures, indent=1) + "\n")
+    write_whole(args.json, json.dumps(figures, indent=1) + "\n")
     say(f"figures: {args.json}")
     return 0
 

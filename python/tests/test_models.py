@@ -144,3 +144,36 @@ def test_demo_refuses_bad_input_with_one_sentence(model_folder, tmp_path, argume
     done = demo(tmp_path, *base, *arguments)
     assert done.returncode == 1 and text in done.stderr, done.stderr
     assert "Traceback" not in done.stderr and not (tmp_path / "demo.json").exists()
+
+
+def test_demo_ends_at_once_on_ctrl_c(model_folder, tmp_path):
+    import signal
+    import time
+
+    story = tmp_path / "text.txt"
+    story.write_text("word " * 400)
+    command = [sys.executable, "-u", "-m", "cleave.demo", "--json", str(tmp_path / "demo.json")]
+    command += ["--model", str(model_folder), "--text", str(story), "--tokens", "1500"]
+    command += ["--rounds", "1000", "--units", "main,cpu", "--shares", "0.9,0.1"]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while "sample 1" not in running.stdout.readline():
+        assert running.poll() is None, running.stderr.read()
+    time.sleep(0.2)
+    running.send_signal(signal.SIGINT)
+    assert running.wait(timeout=60) in (-signal.SIGINT, 130)
+    assert "Traceback" not in running.stderr.read() and not (tmp_path / "demo.json").exists()
+
+
+def test_demo_on_a_full_disk_leaves_no_half_file(tmp_path, monkeypatch):
+    from pathlib import Path
+
+    from cleave.demo import write_whole
+
+    def full(self, text):
+        self.touch()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_whole(tmp_path / "demo.json", "{}")
+    assert list(tmp_path.iterdir()) == []
