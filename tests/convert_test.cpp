@@ -1,4 +1,4 @@
-#include "cleave/units/cpu/convert.h"
+#include "cleave/kernels/convert.h"
 
 #include <cmath>
 #include <limits>

@@ -1,8 +1,8 @@
 #include "cleave/graph/unit_call.h"
 
-#include <cstring>
 #include <stdexcept>
 
+#include "cleave/graph/gather.h"
 #include "cleave/graph/primitive.h"
 #include "cleave/trace/span.h"
 #include "mlx/backend/common/utils.h"
@@ -38,29 +38,6 @@ std::optional<ConstMatrix> as_matrix(const mx::array& x) {
   }
   m.stride = stride.value_or(cols);
   return m.stride < cols ? std::nullopt : std::optional(m);
-}
-
-/// Copies an array of any strides into adjacent rows.
-std::vector<char> gather(const void* data, size_t itemsize, const mx::Shape& shape, const mx::Strides& strides) {
-  size_t size = itemsize;
-  for (auto d : shape) {
-    size *= d;
-  }
-  std::vector<char> out(size);
-  const auto* from = static_cast<const char*>(data);
-  char* to = out.data();
-  std::vector<int64_t> index(shape.size(), 0);
-  for (size_t done = 0; done < size; done += itemsize, to += itemsize) {
-    int64_t offset = 0;
-    for (size_t d = 0; d < shape.size(); ++d) {
-      offset += index[d] * strides[d];
-    }
-    std::memcpy(to, from + offset * itemsize, itemsize);
-    for (size_t d = shape.size(); d-- > 0 && ++index[d] == shape[d];) {
-      index[d] = 0;
-    }
-  }
-  return out;
 }
 
 /// Runs a program; when the unit fails, or has failed before this call came to run, the reference finishes it.
@@ -205,7 +182,9 @@ std::vector<mx::array> mark(
 
 std::vector<mx::array> unit_call(
     const SharedProgram& p, const mx::array& x, const std::vector<mx::Dtype>& out, const std::vector<Slot>& slots) {
-  const auto stream = p->unit->stream();
+  const auto main = mx::default_stream(mx::default_device());
+  const bool on_main = p->alone && main.device == mx::Device::cpu && p->unit->shares_cores_with_main();
+  const auto stream = on_main ? main : p->unit->stream();
   if (auto* graph = dynamic_cast<GraphProgram*>(p->program.get())) {
     auto begin = std::make_shared<std::atomic<int64_t>>(0);
     auto marked = mark({x}, stream, p, begin, false);

@@ -16,6 +16,7 @@ struct UnitProgram {
   std::shared_ptr<KernelProgram> rescue; ///< finishes a call that the unit failed
   std::shared_ptr<SiteStats> stats;
   std::vector<int> n; ///< output channels per output
+  bool alone = false; ///< no other unit, nor main, has rows of the site
 };
 
 /// Shared with queued tasks, so that a site may die before its last call has run.
@@ -27,7 +28,8 @@ struct Slot {
   int column;
 };
 
-/// One call of one program on the unit's own stream, as a lazy node. x: [..., k] -> one array [..., n_i] per output,
+/// One call of one program as a lazy node, on the unit's own stream; on main's where the unit does the whole site with
+/// main's own cores, which saves crossing over and back. x: [..., k] -> one array [..., n_i] per output,
 /// of dtype out_i. With `slots`, one per output, the outputs are views into those buffers; graph programs ignore them.
 /// Right under mx.compile (also shapeless) and async_eval; vjp, jvp and vmap throw a sentence.
 std::vector<mx::array> unit_call(

@@ -104,7 +104,9 @@ std::optional<size_t> Site::try_build(const std::vector<UnitShare>& shares, cons
     report_.parts.push_back({unit.name(), rows[u], program->bytes()});
     auto rescue = reference_program(asked.spec, std::move(asked.weights));
     parts_.push_back(
-        {std::make_shared<UnitProgram>(UnitProgram{shares[u].unit, program, rescue, stats_, asked.spec.n}), rows[u]});
+        {std::make_shared<UnitProgram>(
+             UnitProgram{shares[u].unit, program, rescue, stats_, asked.spec.n, sharing == 1}),
+         rows[u]});
     std::transform(begin.begin(), begin.end(), rows[u].begin(), begin.begin(), std::plus<>());
   }
   return std::nullopt;

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "cleave/activation.h"
 #include "cleave/element.h"
 #include "cleave/linear_weight.h"
 
@@ -11,13 +12,7 @@ namespace cleave {
 
 enum class SiteKind { linear_group, mlp };
 
-/// The function between gate and down of an mlp: y = W_down (act(W_gate x) * (W_up x)).
-enum class Activation { silu, gelu, gelu_tanh, relu };
-
 const char* to_string(SiteKind kind);
-const char* to_string(Activation activation);
-/// Throws std::invalid_argument for a name that is not one of silu, gelu, gelu_tanh, relu.
-Activation activation_from_string(const std::string& name);
 
 /// What a unit is asked to compile: shapes and dtypes only, no weights.
 struct ProgramSpec {

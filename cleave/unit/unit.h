@@ -27,6 +27,11 @@ class Unit {
   /// The calling thread's stream for this unit (streams belong to a thread since mlx 0.31.2).
   mx::Stream stream() const;
 
+  /// Whether the unit computes on the very cores that a CPU main uses, so that nothing is gained from a second stream.
+  virtual bool shares_cores_with_main() const {
+    return false;
+  }
+
   /// Why the unit cannot take such a site, as a sentence; nothing when it can.
   virtual std::optional<std::string> refusal(const ProgramSpec& spec) const = 0;
   /// Bytes a program for `spec` would hold, an upper estimate.

@@ -1,14 +1,11 @@
 #include "cleave/units/cpu/onednn_gemm.h"
 
-#include <algorithm>
 #include <cmath>
-#include <cstdio>
-#include <random>
-#include <stdexcept>
+#include <numeric>
 #include <string_view>
 
-#include "cleave/trace/span.h"
-#include "cleave/units/cpu/convert.h"
+#include "cleave/kernels/convert.h"
+#include "cleave/kernels/kernels.h"
 
 namespace cleave::onednn {
 
@@ -19,6 +16,9 @@ using memory = dnnl::memory;
 memory::data_type type_of(mx::Dtype dtype) {
   if (dtype == mx::float16) {
     return memory::data_type::f16;
+  }
+  if (dtype == mx::int8) {
+    return memory::data_type::s8;
   }
   return dtype == mx::bfloat16 ? memory::data_type::bf16 : memory::data_type::f32;
 }
@@ -33,13 +33,8 @@ memory::desc row_major(int64_t k, int64_t n, mx::Dtype dtype, int64_t stride) {
 }
 
 /// oneDNN answers what its fast kernels cannot do with a reference hundreds of times slower.
-bool is_fast(const memory::desc& x, const memory::desc& w, const memory::desc& y) {
-  try {
-    dnnl::matmul::primitive_desc d(cpu_engine(), x, w, y);
-    return std::string_view(d.impl_info_str()).find("ref") == std::string_view::npos;
-  } catch (const dnnl::error&) {
-    return false;
-  }
+bool is_fast(const dnnl::matmul::primitive_desc& d) {
+  return std::string_view(d.impl_info_str()).find("ref") == std::string_view::npos;
 }
 
 } // namespace
@@ -49,202 +44,211 @@ const dnnl::engine& cpu_engine() {
   return *engine;
 }
 
+std::string Precision::name() const {
+  const std::string type = dtype == mx::float32   ? "float32"
+                           : dtype == mx::float16 ? "float16"
+                           : dtype == mx::int8    ? "int8"
+                                                  : "bfloat16";
+  return products == 1 ? type : std::to_string(products) + " x " + type;
+}
+
 size_t Gemm::Hash::operator()(const Key& k) const {
   size_t h = 0;
-  for (int64_t v : {k.m, k.x_stride, k.y_stride, k.factor_stride, int64_t(k.y_dtype)}) {
+  for (int64_t v : {k.m, k.x_stride, k.y_stride, int64_t(k.y_dtype), int64_t(k.adds)}) {
     h = h * 1000003 + static_cast<size_t>(v);
   }
   return h;
 }
 
-Gemm::Gemm(const LinearWeight& weight, mx::Dtype compute, int m, Epilogue epilogue)
-    : n_(weight.n()), k_(weight.k()), compute_(compute), epilogue_(epilogue) {
-  if (weight.bias) {
-    bias_.resize(n_);
-    unpack_vector(*weight.bias, bias_.data());
+Gemm::Gemm(const std::vector<LinearWeight>& weights, const Precision& precision, int m)
+    : n_(0), k_(weights[0].k()), precision_(precision) {
+  bool biased = false;
+  for (const auto& w : weights) {
+    n_ += w.n();
+    biased |= w.bias.has_value();
   }
-  pack(weight, m);
-  const auto& w = weights_.get_desc();
-  const auto x = matrix(m, k_, compute, k_), y = matrix(m, n_, mx::float32, n_);
-  strided_x_ = is_fast(matrix(m, k_, compute, k_ + 1), w, y);
-  strided_y_ = is_fast(x, w, matrix(m, n_, mx::float32, n_ + 1));
+  if (biased) {
+    bias_.resize(n_);
+    float* at = bias_.data();
+    for (const auto& w : weights) {
+      if (w.bias) {
+        unpack_vector(*w.bias, at);
+      }
+      at += w.n();
+    }
+  }
+  pack(weights, m);
+  auto fast = [&](int64_t x_stride, int64_t y_stride) {
+    try {
+      return is_fast(describe(
+          matrix(m, k_, precision_.dtype, x_stride), weights_.get_desc(), matrix(m, n_, mx::float32, y_stride),
+          precision_.products > 1));
+    } catch (const dnnl::error&) {
+      return false;
+    }
+  };
+  if (!fast(k_, n_)) {
+    throw std::runtime_error("oneDNN has no fast kernel for " + precision_.name() + " on this processor");
+  }
+  strided_x_ = fast(k_ + 1, n_);
+  strided_y_ = fast(k_, n_ + 1);
 }
 
 size_t Gemm::bytes() const {
-  return bias_.size() * sizeof(float) + (in_place_ ? 0 : weights_.get_desc().get_size());
+  return (bias_.size() + scales_.size()) * sizeof(float) + (in_place_ ? 0 : weights_.get_desc().get_size()) +
+         (low_ ? low_.get_desc().get_size() : 0);
 }
 
 dnnl::matmul::primitive_desc Gemm::describe(
-    const memory::desc& x, const memory::desc& w, const memory::desc& y, const memory::desc* factor) const {
-  dnnl::post_ops ops;
-  switch (epilogue_) {
-    case Epilogue::none:
-      break;
-    case Epilogue::silu:
-      ops.append_eltwise(dnnl::algorithm::eltwise_swish, 1.0f, 0.0f);
-      break;
-    case Epilogue::gelu:
-      ops.append_eltwise(dnnl::algorithm::eltwise_gelu_erf, 0.0f, 0.0f);
-      break;
-    case Epilogue::gelu_tanh:
-      ops.append_eltwise(dnnl::algorithm::eltwise_gelu_tanh, 0.0f, 0.0f);
-      break;
-    case Epilogue::relu:
-      ops.append_eltwise(dnnl::algorithm::eltwise_relu, 0.0f, 0.0f);
-      break;
-    case Epilogue::multiply:
-      ops.append_binary(dnnl::algorithm::binary_mul, *factor);
-      break;
-  }
+    const memory::desc& x, const memory::desc& w, const memory::desc& y, bool adds) const {
   dnnl::primitive_attr attr;
-  attr.set_post_ops(ops);
-  if (bias_.empty()) {
+  if (!scales_.empty()) {
+    attr.set_scales_mask(DNNL_ARG_WEIGHTS, 1 << 1);
+  }
+  if (adds) {
+    dnnl::post_ops ops;
+    ops.append_sum();
+    attr.set_post_ops(ops);
+  }
+  if (bias_.empty() || adds || !scales_.empty()) { // int8: the bias is added after the scales of x
     return {cpu_engine(), x, w, y, attr};
   }
   return {cpu_engine(), x, w, matrix(1, n_, mx::float32, n_), y, attr};
 }
 
-void Gemm::pack(const LinearWeight& weight, int m) {
-  // oneDNN's choice is asked for without epilogue: the layout depends on the product alone.
-  const memory::desc any(memory::dims{k_, n_}, type_of(compute_), memory::format_tag::any);
-  const auto x = matrix(m, k_, compute_, k_);
-  const auto y = matrix(m, n_, mx::float32, n_);
-  const auto chosen = dnnl::matmul::primitive_desc(cpu_engine(), x, any, y).weights_desc();
-  const auto plain = row_major(k_, n_, compute_, k_);
-  const auto transposed = memory::desc(memory::dims{k_, n_}, type_of(compute_), memory::format_tag::ab);
+void Gemm::pack(const std::vector<LinearWeight>& weights, int m) {
+  std::vector<std::pair<const LinearWeight*, int>> rows; // of the stacked weight
+  rows.reserve(n_);
+  for (const auto& w : weights) {
+    for (int r = 0; r < w.n(); ++r) {
+      rows.emplace_back(&w, r);
+    }
+  }
+  const auto dtype = precision_.dtype;
+  if (dtype == mx::int8) {
+    scales_.resize(n_);
+  }
+  // oneDNN's choice for the product alone; a bias does not change it.
+  const memory::desc any(memory::dims{k_, n_}, type_of(dtype), memory::format_tag::any);
+  const auto chosen = describe(matrix(m, k_, dtype, k_), any, matrix(m, n_, mx::float32, n_), false).weights_desc();
+  const auto plain = row_major(k_, n_, dtype, k_);
+  const auto transposed = memory::desc(memory::dims{k_, n_}, type_of(dtype), memory::format_tag::ab);
   const bool no_packing = chosen == plain || chosen == transposed;
 
-  const auto& w = weight.weight;
-  if (no_packing && compute_ == mx::float32 && !weight.packed() && w.dtype() == mx::float32 && w.strides(1) == 1) {
-    in_place_ = weight;
-    weights_ = memory(row_major(k_, n_, compute_, w.strides(0)), cpu_engine(), const_cast<float*>(w.data<float>()));
+  const auto& w = weights[0].weight;
+  if (weights.size() == 1 && no_packing && dtype == mx::float32 && !weights[0].packed() && w.dtype() == mx::float32 &&
+      w.strides(1) == 1) {
+    in_place_ = weights[0];
+    weights_ = memory(row_major(k_, n_, dtype, w.strides(0)), cpu_engine(), const_cast<float*>(w.data<float>()));
     return;
   }
-  memory floats(row_major(k_, n_, mx::float32, k_), cpu_engine());
-  auto* values = static_cast<float*>(floats.get_data_handle());
-#pragma omp parallel for schedule(static)
-  for (int row = 0; row < n_; ++row) {
-    unpack_row(weight, row, values + int64_t(row) * k_);
+  memory high(plain, cpu_engine()), low;
+  if (precision_.products > 1) {
+    low = memory(plain, cpu_engine());
   }
-  if (no_packing && compute_ == mx::float32) {
-    weights_ = floats;
-    return;
+  bool rest = false; // weights that are bfloat16 numbers have no low part
+#pragma omp parallel reduction(|| : rest)
+  {
+    std::vector<float> values(k_);
+#pragma omp for schedule(static)
+    for (int r = 0; r < n_; ++r) {
+      unpack_row(*rows[r].first, rows[r].second, values.data());
+      const ConstMatrix row{values.data(), mx::float32, 1, k_, k_};
+      auto at = [&](memory& part) {
+        return static_cast<char*>(part.get_data_handle()) + int64_t(r) * k_ * mx::size_of(dtype);
+      };
+      if (dtype == mx::int8) {
+        kernels::quantize_rows(row, reinterpret_cast<int8_t*>(at(high)), &scales_[r]);
+      } else if (low) {
+        rest |= kernels::split(row, reinterpret_cast<uint16_t*>(at(high)), reinterpret_cast<uint16_t*>(at(low)));
+      } else {
+        convert_row(values.data(), mx::float32, at(high), dtype, k_);
+      }
+    }
   }
-  weights_ = memory(no_packing ? plain : chosen, cpu_engine());
-  dnnl::stream stream(cpu_engine());
-  dnnl::reorder(floats, weights_).execute(stream, floats, weights_);
-  stream.wait();
+  auto packed = [&](memory& part) {
+    if (no_packing) {
+      return part;
+    }
+    memory out(chosen, cpu_engine());
+    dnnl::stream stream(cpu_engine());
+    dnnl::reorder(part, out).execute(stream, part, out);
+    stream.wait();
+    return out;
+  };
+  weights_ = packed(high);
+  if (rest) {
+    low_ = packed(low);
+  }
 }
 
-void Gemm::run(const dnnl::stream& stream, const ConstMatrix& x, const Matrix& y, const ConstMatrix* factor) {
-  const auto x_desc = matrix(x.rows, k_, compute_, x.stride);
-  const auto y_desc = matrix(x.rows, n_, y.dtype, y.stride);
-  memory::desc factor_desc;
-  if (factor) {
-    factor_desc = matrix(x.rows, n_, factor->dtype, factor->stride);
+Operand Gemm::prepare(const ConstMatrix& x, Workshop& workshop, size_t slot) const {
+  const auto dtype = precision_.dtype;
+  if (precision_.products == 1 && x.dtype == dtype && (x.stride == x.cols || strided_x_)) {
+    return {x};
   }
-  const Key key{x.rows, x.stride, y.stride, factor ? factor->stride : 0, static_cast<int>(type_of(y.dtype))};
+  const size_t count = x.rows * x.cols;
+  void* data =
+      workshop.scratch(slot, precision_.products == 1 ? count * mx::size_of(dtype) : 2 * count * sizeof(uint16_t));
+  const ConstMatrix to{data, dtype, x.rows, x.cols, x.cols};
+  if (dtype == mx::int8) {
+    auto* scales = static_cast<float*>(workshop.scratch(slot + 1, x.rows * sizeof(float)));
+    kernels::quantize_rows(x, static_cast<int8_t*>(data), scales);
+    return {to, nullptr, scales};
+  }
+  if (precision_.products > 1) {
+    auto* high = static_cast<uint16_t*>(data);
+    const bool rest = kernels::split(x, high, high + count);
+    return {to, rest ? high + count : nullptr}; // activations of bfloat16 have no low part
+  }
+  convert(x, {data, dtype, x.rows, x.cols, x.cols});
+  return {to};
+}
+
+bool Gemm::takes(const Matrix& y) const {
+  const bool own = precision_.products == 1 && y.dtype == precision_.dtype && y.dtype != mx::int8;
+  return (y.dtype == mx::float32 || own) && (y.stride == n_ || strided_y_);
+}
+
+void Gemm::run(const dnnl::stream& stream, const Operand& x, const Matrix& y) {
+  multiply(stream, x.matrix, weights_, y, false);
+  if (x.low) {
+    auto low = x.matrix;
+    low.data = x.low;
+    multiply(stream, low, weights_, y, true);
+  }
+  if (low_) {
+    multiply(stream, x.matrix, low_, y, true);
+  }
+  if (!scales_.empty()) {
+    kernels::scale_rows(y, x.scales, bias_.empty() ? nullptr : bias_.data());
+  }
+}
+
+void Gemm::multiply(const dnnl::stream& stream, const ConstMatrix& x, const memory& w, const Matrix& y, bool adds) {
+  const auto x_desc = matrix(x.rows, k_, precision_.dtype, x.stride);
+  const auto y_desc = matrix(x.rows, n_, y.dtype, y.stride);
+  const Key key{x.rows, x.stride, y.stride, static_cast<int>(type_of(y.dtype)), adds};
   auto found = primitives_.find(key);
   if (found == primitives_.end()) {
     constexpr size_t most = 64; // tails of many lengths must not grow it without end
-    if (primitives_.size() == most) {
+    if (primitives_.size() >= most) {
       primitives_.clear();
     }
-    auto description = describe(x_desc, weights_.get_desc(), y_desc, factor ? &factor_desc : nullptr);
-    found = primitives_.emplace(key, dnnl::matmul(description)).first;
+    found = primitives_.emplace(key, dnnl::matmul(describe(x_desc, w.get_desc(), y_desc, adds))).first;
   }
   auto wrap = [](const memory::desc& desc, const void* data) {
     return memory(desc, cpu_engine(), const_cast<void*>(data));
   };
   std::unordered_map<int, memory> arguments{
-      {DNNL_ARG_SRC, wrap(x_desc, x.data)}, {DNNL_ARG_WEIGHTS, weights_}, {DNNL_ARG_DST, wrap(y_desc, y.data)}};
-  if (!bias_.empty()) {
+      {DNNL_ARG_SRC, wrap(x_desc, x.data)}, {DNNL_ARG_WEIGHTS, w}, {DNNL_ARG_DST, wrap(y_desc, y.data)}};
+  if (!scales_.empty()) {
+    const memory::desc scales(memory::dims{n_}, memory::data_type::f32, memory::format_tag::a);
+    arguments.emplace(DNNL_ARG_ATTR_SCALES | DNNL_ARG_WEIGHTS, wrap(scales, scales_.data()));
+  } else if (!bias_.empty() && !adds) {
     arguments.emplace(DNNL_ARG_BIAS, wrap(matrix(1, n_, mx::float32, n_), bias_.data()));
   }
-  if (factor) {
-    arguments.emplace(DNNL_ARG_ATTR_MULTIPLE_POST_OP(0) | DNNL_ARG_SRC_1, wrap(factor_desc, factor->data));
-  }
   found->second.execute(stream, arguments);
-}
-
-namespace {
-
-/// Shortest time of a trial product in nanoseconds (others' work only adds); `error` is its largest relative error
-/// against double precision. A negative time: oneDNN has no fast kernel for the dtype.
-double trial(mx::Dtype dtype, double& error) {
-  constexpr int m = 128, k = 2048, n = 256;
-  std::mt19937 random(1);
-  std::normal_distribution<float> normal;
-  std::vector<float> xs(m * k), ws(n * k);
-  std::vector<uint16_t> narrow(m * k);
-  for (auto* v : {&xs, &ws}) {
-    for (auto& e : *v) {
-      e = std::round(normal(random) * 16) / 16; // exact in every dtype tried: only the sums can err
-    }
-  }
-  const void* x = xs.data();
-  if (dtype != mx::float32) {
-    convert({xs.data(), mx::float32, m, k, k}, {narrow.data(), dtype, m, k, k});
-    x = narrow.data();
-  }
-  const memory::desc any(memory::dims{k, n}, type_of(dtype), memory::format_tag::any);
-  if (!is_fast(matrix(m, k, dtype, k), any, matrix(m, n, mx::float32, n))) {
-    return -1;
-  }
-  Gemm gemm({mx::array(ws.data(), {n, k}, mx::float32)}, dtype, m, Epilogue::none);
-  std::vector<float> y(m * n);
-  dnnl::stream stream(cpu_engine());
-  std::vector<int64_t> times;
-  for (int i = 0; i < 7; ++i) {
-    const auto begin = trace::now_ns();
-    gemm.run(stream, {x, dtype, m, k, k}, {y.data(), mx::float32, m, n, n});
-    stream.wait();
-    times.push_back(trace::now_ns() - begin);
-  }
-  error = 0;
-  for (int i = 0; i < m; i += 37) {
-    for (int j = 0; j < n; j += 41) {
-      double exact = 0, size = 0;
-      for (int c = 0; c < k; ++c) {
-        double term = double(xs[i * k + c]) * ws[j * k + c];
-        exact += term;
-        size += term * term;
-      }
-      error = std::max(error, std::abs(y[i * n + j] - exact) / std::sqrt(size));
-    }
-  }
-  return static_cast<double>(*std::min_element(times.begin(), times.end()));
-}
-
-Precision choose(mx::Dtype dtype) {
-  double error = 0, base_error = 0;
-  const double time = trial(dtype, error);
-  if (time < 0) {
-    return {mx::float32, "no faster kernel"};
-  }
-  const double ratio = time / trial(mx::float32, base_error);
-  // fp16-class: the sums themselves may add no more than half a unit in the last place of fp16. At equal speed the
-  // narrower dtype wins, since it halves the copy of the weights.
-  constexpr double half_ulp = 1.0 / 4096, equal = 1.1;
-  const bool use = error <= half_ulp && ratio < equal;
-  char text[80];
-  std::snprintf(text, sizeof(text), "trial: %.2fx fp32's time, error %.1e", ratio, error);
-  return {use ? dtype : mx::float32, text};
-}
-
-} // namespace
-
-const Precision& precision(mx::Dtype dtype) {
-  if (dtype == mx::float16) {
-    static const Precision chosen = choose(mx::float16);
-    return chosen;
-  }
-  if (dtype == mx::bfloat16) {
-    static const Precision chosen = choose(mx::bfloat16);
-    return chosen;
-  }
-  static const Precision exact{mx::float32, "exact"};
-  return exact;
 }
 
 } // namespace cleave::onednn

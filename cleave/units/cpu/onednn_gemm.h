@@ -7,73 +7,76 @@
 
 #include "cleave/element.h"
 #include "cleave/linear_weight.h"
+#include "cleave/units/cpu/workshop.h"
 
 namespace cleave::onednn {
 
-/// What follows the product inside oneDNN.
-enum class Epilogue { none, silu, gelu, gelu_tanh, relu, multiply };
-
 const dnnl::engine& cpu_engine();
 
-/// y = epilogue(x W^T + bias) for one weight, packed once in the compute dtype. Not safe for concurrent calls. Made and
-/// run on threads whose OpenMP team has the same size, since oneDNN plans for it.
+/// How a product is computed.
+struct Precision {
+  mx::Dtype dtype; ///< of the operands: float32, float16, bfloat16, or int8 (one scale per row of x and of W)
+  /// 3 (bfloat16 only): x and W are sums of two bfloat16 numbers each, high and low, and y = high high + low high +
+  /// high low, which keeps 16 bits of the mantissa. Henry, Tang, Heinecke, "Leveraging the bfloat16 Artificial
+  /// Intelligence Datatype for Higher-Precision Computations", 2019.
+  int products = 1;
+  std::string reason = {}; ///< why it was chosen
+
+  std::string name() const; ///< such as "float16" or "3 x bfloat16"
+};
+
+/// x in the form that products take, in the unit's scratch memory or in place.
+struct Operand {
+  ConstMatrix matrix;
+  const void* low = nullptr;     ///< three products: the second part, laid out like the first
+  const float* scales = nullptr; ///< int8: [rows]
+};
+
+/// y = x W^T + bias for weights [n_i, k] stacked to [n, k], packed once for a precision. Not safe for concurrent calls.
+/// Made and run on threads whose OpenMP team has the same size, since oneDNN plans for it.
 class Gemm {
  public:
-  /// compute: float32, float16 or bfloat16; m: tokens that the packing is tuned for. A dense fp32 weight that needs no
-  /// packing is used in place; the LinearWeight is kept alive for that.
-  Gemm(const LinearWeight& weight, mx::Dtype compute, int m, Epilogue epilogue);
+  /// m: tokens that the packing is tuned for. A single dense fp32 weight that needs no packing is used in place; the
+  /// LinearWeight is kept alive for that.
+  Gemm(const std::vector<LinearWeight>& weights, const Precision& precision, int m);
 
   int n() const {
     return n_;
   }
+  const Precision& precision() const {
+    return precision_;
+  }
   /// Bytes held beside the model's arrays.
   size_t bytes() const;
 
-  /// Whether oneDNN has a fast kernel for x or y with gaps between rows; without one they have to be dense.
-  bool takes_strided_x() const {
-    return strided_x_;
-  }
-  bool takes_strided_y() const {
-    return strided_y_;
-  }
-  /// x: [m, k] of the compute dtype; y: [m, n] of float32 or the compute dtype; factor: like y, for Epilogue::multiply.
-  void run(const dnnl::stream& stream, const ConstMatrix& x, const Matrix& y, const ConstMatrix* factor = nullptr);
+  /// x [m, k] in this product's form; `slot` and the next one of the scratch memory may be used.
+  Operand prepare(const ConstMatrix& x, Workshop& workshop, size_t slot) const;
+  /// Whether y may have dtype and stride; a dense float32 one always may.
+  bool takes(const Matrix& y) const;
+  void run(const dnnl::stream& stream, const Operand& x, const Matrix& y);
 
  private:
   struct Key {
-    int64_t m, x_stride, y_stride, factor_stride;
+    int64_t m, x_stride, y_stride;
     int y_dtype;
+    bool adds;
     bool operator==(const Key&) const = default;
   };
   struct Hash {
     size_t operator()(const Key& k) const;
   };
   dnnl::matmul::primitive_desc describe(
-      const dnnl::memory::desc& x,
-      const dnnl::memory::desc& w,
-      const dnnl::memory::desc& y,
-      const dnnl::memory::desc* factor) const;
-  void pack(const LinearWeight& weight, int m);
+      const dnnl::memory::desc& x, const dnnl::memory::desc& w, const dnnl::memory::desc& y, bool adds) const;
+  void pack(const std::vector<LinearWeight>& weights, int m);
+  void multiply(const dnnl::stream& stream, const ConstMatrix& x, const dnnl::memory& w, const Matrix& y, bool adds);
 
   int n_, k_;
-  mx::Dtype compute_;
-  Epilogue epilogue_;
+  Precision precision_;
   bool strided_x_ = false, strided_y_ = false;
   std::optional<LinearWeight> in_place_;
-  dnnl::memory weights_;
-  std::vector<float> bias_;
+  dnnl::memory weights_, low_; ///< low_ is empty where one part holds the weights
+  std::vector<float> bias_, scales_;
   std::unordered_map<Key, dnnl::matmul, Hash> primitives_;
 };
-
-/// In which dtype this processor multiplies activations of a dtype, and why.
-struct Precision {
-  mx::Dtype dtype;
-  std::string reason;
-};
-
-/// The fastest dtype with fp16-class accuracy for activations of `dtype`: float16 or bfloat16 for activations of that
-/// dtype, where a measured trial product is fast and exact enough, else float32. Call on a thread with the unit's
-/// OpenMP team. The first call for a dtype runs the trial (tens of milliseconds).
-const Precision& precision(mx::Dtype dtype);
 
 } // namespace cleave::onednn

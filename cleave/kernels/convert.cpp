@@ -1,4 +1,4 @@
-#include "cleave/units/cpu/convert.h"
+#include "cleave/kernels/convert.h"
 
 #include <immintrin.h>
 
@@ -58,6 +58,8 @@ void scalar(const void* from, void* to, int64_t n) {
   }
 }
 
+} // namespace
+
 void convert_row(const void* from, mx::Dtype a, void* to, mx::Dtype b, int64_t n) {
   if (a == b) {
     std::memcpy(to, from, n * mx::size_of(a));
@@ -77,8 +79,6 @@ void convert_row(const void* from, mx::Dtype a, void* to, mx::Dtype b, int64_t n
     });
   }
 }
-
-} // namespace
 
 void convert(const ConstMatrix& from, const Matrix& to) {
   const auto a = from.stride * mx::size_of(from.dtype);

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "cleave/mlx.h"
+
+namespace cleave {
+
+namespace kernels {
+class RopeAngles;
+}
+
+/// Operations between the linear sites of a decoder, as lazy nodes that use all cores where the stream is a CPU's and
+/// kernels are built for the processor (x86-64 Linux); elsewhere, and for dtypes other than float32, float16 and
+/// bfloat16, they are mlx's own. Sums are in fp32. No derivatives.
+namespace ops {
+
+/// Whether the stream's device is one that the kernels serve.
+bool serves(mx::StreamOrDevice s);
+
+/// x / sqrt(mean(x^2) + eps) * weight over the last dimension. x [..., d], weight [d] -> [..., d] of x's dtype.
+mx::array rms_norm(const mx::array& x, const std::optional<mx::array>& weight, float eps, mx::StreamOrDevice s = {});
+
+/// a + b for arrays of one shape and dtype; mlx's own add for others.
+mx::array add(const mx::array& a, const mx::array& b, mx::StreamOrDevice s = {});
+
+/// softmax(scale * q k^T) v. q [B, H, S, D], k [B, Hkv, T, D], v [B, Hkv, T, Dv], H a multiple of Hkv -> [B, H, S, Dv]
+/// of q's dtype, laid out as [B, S, H, Dv], so that joining the heads costs no copy. `causal`: the last query sees
+/// all T positions, each one before it one less. Throws std::invalid_argument when the shapes do not fit.
+mx::array attention(
+    const mx::array& q, const mx::array& k, const mx::array& v, float scale, bool causal, mx::StreamOrDevice s = {});
+
+/// Rotary position embedding with what mx::fast::rope takes. Holds the angles of the positions seen, so make one and
+/// keep it. Callable from any thread.
+class Rope {
+ public:
+  /// dims: how many of the last dimension are turned, an even number; either base or freqs [dims / 2] (as mlx: the
+  /// reciprocal of radians per position) is given; scale multiplies positions. Throws std::invalid_argument else.
+  Rope(int dims, bool traditional, std::optional<float> base, float scale, const std::optional<mx::array>& freqs);
+
+  /// x [B, H, S, D] at positions offset, offset + 1, ... -> the same shape and dtype.
+  mx::array operator()(const mx::array& x, int offset, mx::StreamOrDevice s = {}) const;
+
+ private:
+  int dims_;
+  bool traditional_;
+  std::optional<float> base_;
+  float scale_;
+  std::optional<mx::array> freqs_;
+  std::shared_ptr<kernels::RopeAngles> angles_;
+};
+
+} // namespace ops
+} // namespace cleave

@@ -1,0 +1,127 @@
+#include "cleave/units/cpu/cpu_program.h"
+
+#include "cleave/kernels/convert.h"
+#include "cleave/kernels/kernels.h"
+
+namespace cleave::onednn {
+
+void CpuProgram::multiply(Gemm& gemm, const dnnl::stream& stream, const Operand& x, const Matrix& y) {
+  if (gemm.takes(y)) {
+    gemm.run(stream, x, y);
+    return;
+  }
+  auto dense = scratch(result, y.rows, y.cols);
+  gemm.run(stream, x, dense);
+  convert({dense.data, dense.dtype, dense.rows, dense.cols, dense.stride}, y);
+}
+
+namespace {
+
+/// A program that works tile by tile: scratch stays small and in cache, and few primitives serve every length.
+class TiledProgram : public KernelProgram, protected CpuProgram {
+ public:
+  using CpuProgram::CpuProgram;
+
+  void run(const ConstMatrix& x, std::span<const Matrix> outputs) override {
+    std::lock_guard lock(workshop_->mutex());
+    workshop_->enter();
+    dnnl::stream stream(cpu_engine());
+    std::vector<Matrix> to(outputs.begin(), outputs.end());
+    for (int64_t begin = 0; begin < x.rows; begin += spec_.tile) {
+      const int64_t rows = std::min<int64_t>(spec_.tile, x.rows - begin);
+      for (size_t i = 0; i < outputs.size(); ++i) {
+        to[i] = slice(outputs[i], begin, rows);
+      }
+      run_tile(stream, slice(x, begin, rows), to);
+    }
+  }
+
+ private:
+  virtual void run_tile(const dnnl::stream& stream, const ConstMatrix& x, std::span<const Matrix> outputs) = 0;
+};
+
+class LinearProgram : public TiledProgram {
+ public:
+  LinearProgram(
+      std::shared_ptr<Workshop> workshop,
+      const ProgramSpec& spec,
+      const Precision& precision,
+      const std::vector<LinearWeight>& weights)
+      : TiledProgram(std::move(workshop), spec) {
+    for (const auto& w : weights) {
+      gemms_.emplace_back(std::vector<LinearWeight>{w}, precision, spec.tile);
+    }
+  }
+  size_t bytes() const override {
+    size_t total = 0;
+    for (const auto& g : gemms_) {
+      total += g.bytes();
+    }
+    return total;
+  }
+  bool accepts(mx::Dtype x) const override {
+    return accepts_dtype(x, gemms_[0].precision());
+  }
+
+ private:
+  void run_tile(const dnnl::stream& stream, const ConstMatrix& x, std::span<const Matrix> outputs) override {
+    const auto operand = gemms_[0].prepare(x, *workshop_, input);
+    for (size_t i = 0; i < gemms_.size(); ++i) {
+      multiply(gemms_[i], stream, operand, outputs[i]);
+    }
+  }
+
+  std::vector<Gemm> gemms_;
+};
+
+class MlpProgram : public TiledProgram {
+ public:
+  MlpProgram(
+      std::shared_ptr<Workshop> workshop,
+      const ProgramSpec& spec,
+      const Precision& precision,
+      const std::vector<LinearWeight>& weights)
+      : TiledProgram(std::move(workshop), spec),
+        gate_up_({weights[0], weights[1]}, precision, spec.tile),
+        down_({weights[2]}, precision, spec.tile) {}
+
+  size_t bytes() const override {
+    return gate_up_.bytes() + down_.bytes();
+  }
+  bool accepts(mx::Dtype x) const override {
+    return accepts_dtype(x, gate_up_.precision());
+  }
+
+ private:
+  void run_tile(const dnnl::stream& stream, const ConstMatrix& x, std::span<const Matrix> outputs) override {
+    const int64_t h = spec_.hidden;
+    auto both = scratch(wide, x.rows, 2 * h);
+    gate_up_.run(stream, gate_up_.prepare(x, *workshop_, input), both);
+    // In place: an element of gate is read before it is written.
+    const Matrix hidden{both.data, both.dtype, x.rows, h, both.stride};
+    kernels::gated(spec_.activation, columns(both, 0, h), columns(both, h, h), hidden);
+    multiply(down_, stream, down_.prepare(columns(both, 0, h), *workshop_, middle), outputs[0]);
+  }
+
+  Gemm gate_up_, down_;
+};
+
+} // namespace
+
+std::shared_ptr<Program> linear_program(
+    std::shared_ptr<Workshop> workshop,
+    const ProgramSpec& spec,
+    const Precision& precision,
+    const std::vector<LinearWeight>& weights) {
+  return std::make_shared<LinearProgram>(std::move(workshop), spec, precision, weights);
+}
+
+std::shared_ptr<Program> mlp_program(
+    std::shared_ptr<Workshop> workshop,
+    const ProgramSpec& spec,
+    const Precision& precision,
+    const std::vector<LinearWeight>& weights) {
+  return std::make_shared<MlpProgram>(std::move(workshop), spec, precision, weights);
+}
+
+} // namespace cleave::onednn

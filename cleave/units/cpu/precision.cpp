@@ -1,0 +1,104 @@
+#include "cleave/units/cpu/precision.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <random>
+
+#include "cleave/trace/span.h"
+
+namespace cleave::onednn {
+
+namespace {
+
+struct Trial {
+  double time;  ///< shortest, in nanoseconds (others' work only adds); negative: no fast kernel
+  double error; ///< largest against double precision, relative to the root of the sum of squares
+};
+
+Trial trial(mx::Dtype activations, const Precision& precision) {
+  constexpr int m = 512, k = 1024, n = 768; // of the size of a small layer
+  std::mt19937 random(1);
+  std::normal_distribution<float> normal;
+  std::vector<float> xs(m * k), ws(n * k);
+  for (auto* v : {&xs, &ws}) {
+    for (auto& e : *v) {
+      // Exact in the narrow dtypes, so that for them only the sums can err; all bits count where fp32 is asked for.
+      e = activations == mx::float32 ? normal(random) : std::round(normal(random) * 16) / 16;
+    }
+  }
+  try {
+    Gemm gemm({{mx::array(ws.data(), {n, k}, mx::float32)}}, precision, m);
+    Workshop workshop(CoreGroup("cpu", ""));
+    std::vector<float> y(m * n);
+    dnnl::stream stream(cpu_engine());
+    Trial result{-1, 0};
+    for (int i = 0; i < 7; ++i) {
+      const auto begin = trace::now_ns();
+      gemm.run(stream, gemm.prepare({xs.data(), mx::float32, m, k, k}, workshop, 0), {y.data(), mx::float32, m, n, n});
+      stream.wait();
+      const auto time = static_cast<double>(trace::now_ns() - begin);
+      result.time = i == 0 ? time : std::min(result.time, time);
+    }
+    for (int i = 0; i < m; i += 149) {
+      for (int j = 0; j < n; j += 127) {
+        double exact = 0, size = 0;
+        for (int c = 0; c < k; ++c) {
+          double term = double(xs[i * k + c]) * ws[j * k + c];
+          exact += term;
+          size += term * term;
+        }
+        result.error = std::max(result.error, std::abs(y[i * n + j] - exact) / std::sqrt(size));
+      }
+    }
+    return result;
+  } catch (const std::exception&) {
+    return {-1, 0};
+  }
+}
+
+Precision choose(mx::Dtype dtype) {
+  const Trial base = trial(dtype, {mx::float32});
+  Precision best{mx::float32, 1, dtype == mx::float32 ? "exact" : "no faster kernel"};
+  double best_ratio = 1;
+  std::vector<Precision> candidates;
+  if (dtype != mx::float32) {
+    candidates.push_back({dtype});
+  }
+  candidates.push_back({mx::bfloat16, 3});
+  for (auto& candidate : candidates) {
+    const Trial t = trial(dtype, candidate);
+    // fp16-class: the sums themselves may add no more than half a unit in the last place of fp16; for fp32
+    // activations the operands' own rounding counts too, and 2^-14 leaves room over the 2^-16 of three products.
+    const double allowed = dtype == mx::float32 ? 1.0 / 16384 : 1.0 / 4096;
+    const double ratio = t.time / base.time;
+    // At equal speed a single narrow product wins, since it halves the copy of the weights.
+    const double needed = candidate.products == 1 ? std::max(best_ratio, 1.1) : best_ratio * 0.9;
+    if (t.time < 0 || t.error > allowed || ratio >= needed) {
+      continue;
+    }
+    char text[80];
+    std::snprintf(text, sizeof(text), "trial: %.2fx fp32's time, error %.1e", ratio, t.error);
+    best = candidate;
+    best.reason = text;
+    best_ratio = std::min(ratio, 1.0);
+  }
+  return best;
+}
+
+} // namespace
+
+const Precision& exact_precision(mx::Dtype dtype) {
+  if (dtype == mx::float16) {
+    static const Precision chosen = choose(mx::float16);
+    return chosen;
+  }
+  if (dtype == mx::bfloat16) {
+    static const Precision chosen = choose(mx::bfloat16);
+    return chosen;
+  }
+  static const Precision chosen = choose(mx::float32);
+  return chosen;
+}
+
+} // namespace cleave::onednn
