@@ -6,6 +6,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "cleave/ops/ops.h"
 #include "cleave/site/linear_group.h"
 #include "cleave/site/mlp.h"
 #include "cleave/trace/span.h"
@@ -177,6 +178,26 @@ NB_MODULE(_core, m) {
       .def_ro("name", &Availability::name)
       .def_ro("text", &Availability::text)
       .def_ro("available", &Availability::available);
+
+  nb::class_<ops::Rope>(m, "Rope")
+      .def(
+          nb::init<int, bool, std::optional<float>, float, const std::optional<mx::array>&>(), "dims"_a,
+          "traditional"_a, "base"_a.none(), "scale"_a, "freqs"_a.none())
+      .def(
+          "__call__", [](const ops::Rope& r, const mx::array& x, int offset) { return r(x, offset); }, "x"_a,
+          "offset"_a);
+  m.def(
+      "ops_serve", [] { return ops::serves({}); }, "Whether cleave has kernels for the default device.");
+  m.def(
+      "rms_norm",
+      [](const mx::array& x, const std::optional<mx::array>& w, float eps) { return ops::rms_norm(x, w, eps); }, "x"_a,
+      "weight"_a.none(), "eps"_a);
+  m.def(
+      "attention",
+      [](const mx::array& q, const mx::array& k, const mx::array& v, float scale, bool causal) {
+        return ops::attention(q, k, v, scale, causal);
+      },
+      "q"_a, "k"_a, "v"_a, "scale"_a, "causal"_a);
 
   m.def("make_unit", &make_unit, "name"_a, nb::call_guard<nb::gil_scoped_release>());
   m.def("is_main_unit", &is_main_unit, "name"_a);

@@ -11,6 +11,7 @@ from typing import Optional
 import mlx.core as mx
 import mlx.nn as nn
 
+from cleave import fast_ops
 from cleave._load import _core
 
 _classes: dict = {}  # (mixin, original class) -> class
@@ -178,6 +179,35 @@ class SplitMLP(_Split, nn.Module):
     def __call__(self, x: mx.array, *args, **kwargs) -> mx.array:
         y = None if args or kwargs else self._split_output(x)
         return super().__call__(x, *args, **kwargs) if y is None else y
+
+
+class CallState:
+    """What a model under ``FastCalls`` needs to know."""
+
+    def __init__(self, min_rows: int):
+        self.min_rows = min_rows
+
+    def __deepcopy__(self, memo):
+        return None
+
+    def __reduce__(self):
+        return (type(None), ())
+
+
+class FastCalls(_Split, nn.Module):
+    """A text model whose long calls use cleave's RMSNorm, RoPE and attention."""
+
+    def __call__(self, *args, **kwargs):
+        link = self._cleave
+        if link is None or link[0] is None or not _splitting:
+            return super().__call__(*args, **kwargs)
+        ids = args[0] if args else kwargs.get("inputs", kwargs.get("inputs_embeds"))
+        if not isinstance(ids, mx.array) or ids.ndim < 2:
+            return super().__call__(*args, **kwargs)
+        if ids.shape[0] * ids.shape[1] < link[0].min_rows:
+            return super().__call__(*args, **kwargs)
+        with fast_ops.Scope():
+            return super().__call__(*args, **kwargs)
 
 
 def attach(module: nn.Module, mixin: type, state: SiteState, index: int) -> None:

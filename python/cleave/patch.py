@@ -6,10 +6,13 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
+from cleave import fast_ops
 from cleave._load import _core
 from cleave.balance import Balancer
 from cleave.discover import Found, discover, linear_weight
 from cleave.layers import (
+    CallState,
+    FastCalls,
     GroupState,
     MlpState,
     SplitEmbedding,
@@ -19,6 +22,7 @@ from cleave.layers import (
     detach,
     is_split,
 )
+from cleave.models import text_model
 from cleave.report import Report
 
 MODES = ("auto", "group", "linear", "seed")
@@ -106,6 +110,11 @@ def patch_model(
             if part["unit"] != "main":
                 report.memory[part["unit"]] = report.memory.get(part["unit"], 0) + part["bytes"]
     report.main_rows_max_difference = _verify(report)
+    root = text_model(model)
+    if _core.ops_serve() and not is_split(root):
+        fast_ops.acquire()
+        attach(root, FastCalls, CallState(min_rows), 0)
+        report.fast_ops = True
     report.load_seconds = time.perf_counter() - begin
     object.__setattr__(model, "_cleave_report", report)
     return report
@@ -122,6 +131,8 @@ def unpatch_model(model: nn.Module) -> None:
     for _, module in model.named_modules():
         if is_split(module):
             detach(module)
+    if report.fast_ops:
+        fast_ops.release()
     for state in report._states:  # the report may outlive the patch, and must not hold its memory
         state.drop("the model was unpatched")
 

@@ -36,6 +36,7 @@ class Report:
         load_seconds: time that cutting, packing and compiling took.
         main_rows_max_difference: largest difference found between main's rows from the slices and
             the unsplit ops; 0.0 means bit-identical, None that main has no rows beside a partner's.
+        fast_ops: whether long calls use cleave's RMSNorm, RoPE and attention (main on a CPU).
     """
 
     mode: str
@@ -47,6 +48,7 @@ class Report:
     refused: list = field(default_factory=list)
     load_seconds: float = 0.0
     main_rows_max_difference: float | None = None
+    fast_ops: bool = False
     _states: list = field(default_factory=list, repr=False)
     _infos: list = field(default_factory=list, repr=False)
     _units: dict = field(default_factory=dict, repr=False)
