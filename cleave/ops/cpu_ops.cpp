@@ -205,7 +205,8 @@ mx::array rms_norm(const mx::array& x, const std::optional<mx::array>& weight, f
   if (weight) {
     inputs.push_back(mx::contiguous(*weight, false, stream));
   }
-  return mx::array(x.shape(), x.dtype(), std::make_shared<RmsNorm>(stream, eps), std::move(inputs));
+  const auto dtype = weight ? mx::result_type(x, *weight) : x.dtype();
+  return mx::array(x.shape(), dtype, std::make_shared<RmsNorm>(stream, eps), std::move(inputs));
 }
 
 mx::array add(const mx::array& a, const mx::array& b, mx::StreamOrDevice s) {
@@ -234,7 +235,8 @@ mx::array attention(
     return mx::fast::scaled_dot_product_attention(q, k, v, scale, causal ? "causal" : "", {}, {}, false, s);
   }
   return mx::array(
-      with_last(q.shape(), v.shape(3)), q.dtype(), std::make_shared<Attention>(stream, scale, causal), {q, k, v});
+      with_last(q.shape(), v.shape(3)), mx::result_type(q, k, v), std::make_shared<Attention>(stream, scale, causal),
+      {q, k, v});
 }
 
 Rope::Rope(int dims, bool traditional, std::optional<float> base, float scale, const std::optional<mx::array>& freqs)

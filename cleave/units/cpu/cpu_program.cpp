@@ -60,7 +60,7 @@ class LinearProgram : public TiledProgram {
     return total;
   }
   bool accepts(mx::Dtype x) const override {
-    return accepts_dtype(x, gemms_[0].precision());
+    return accepts_dtype(x, spec_.dtype, gemms_[0].precision());
   }
 
  private:
@@ -89,7 +89,7 @@ class MlpProgram : public TiledProgram {
     return gate_up_.bytes() + down_.bytes();
   }
   bool accepts(mx::Dtype x) const override {
-    return accepts_dtype(x, gate_up_.precision());
+    return accepts_dtype(x, spec_.dtype, gate_up_.precision());
   }
 
  private:

@@ -50,10 +50,12 @@ std::shared_ptr<Program> mlp_program(
     const Precision& precision,
     const std::vector<LinearWeight>& weights);
 
-/// False for activations that a narrower compute dtype could overflow on, or would round.
-inline bool accepts_dtype(mx::Dtype x, const Precision& precision) {
-  const bool narrow = precision.products == 1 && is_activation_dtype(precision.dtype) && precision.dtype != mx::float32;
-  return is_activation_dtype(x) && (!narrow || x == precision.dtype);
+/// False for activations that the precision chosen for `expected` could overflow on, or would round.
+inline bool accepts_dtype(mx::Dtype x, mx::Dtype expected, const Precision& precision) {
+  if (precision.dtype == mx::float32 || precision.dtype == mx::int8 || x == expected) {
+    return is_activation_dtype(x);
+  }
+  return is_activation_dtype(x) && precision.products > 1 && x != mx::float32;
 }
 
 } // namespace cleave::onednn

@@ -4,8 +4,8 @@
 
 namespace cleave::onednn {
 
-/// The fastest precision of at least fp16's accuracy for activations of `dtype`, by measured trial products: their own
-/// dtype, float32, or three bfloat16 products where those are fast (AMX). Call on a thread with the unit's OpenMP team.
+/// How activations of `dtype` are multiplied without loss to them: float32 in float32, the others in the fastest of
+/// their own dtype, float32, and three bfloat16 products (where those are fast: AMX), by measured trial products. Call on a thread with the unit's OpenMP team.
 /// The first call for a dtype runs the trial (tens of milliseconds).
 const Precision& exact_precision(mx::Dtype dtype);
 
