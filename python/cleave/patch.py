@@ -111,7 +111,7 @@ def patch_model(
                 report.memory[part["unit"]] = report.memory.get(part["unit"], 0) + part["bytes"]
     report.main_rows_max_difference = _verify(report)
     root = text_model(model)
-    if _core.ops_serve() and not is_split(root):
+    if report._states and _core.ops_serve() and not is_split(root):
         fast_ops.acquire()
         attach(root, FastCalls, CallState(min_rows), 0)
         report.fast_ops = True
@@ -244,7 +244,8 @@ class _Plan:
             if weights[0].format.startswith(
                 ("mxfp", "nvfp")
             ):  # their scales name no activation dtype
-                options["dtype"] = self._dtype
+                # mlx decodes them to bfloat16, which promotes to float32 beside any other dtype.
+                options["dtype"] = mx.bfloat16 if self._dtype == mx.bfloat16 else mx.float32
             if f.kind == "mlp":
                 site = _core.Mlp(*weights, f.activation, shares, f.name, **options)
             else:

@@ -128,6 +128,8 @@ class Report:
         lines += [f"unit {n}: {d}" for n, d in self.units.items()]
         memory = ", ".join(f"{n} {megabytes(b)}" for n, b in self.memory.items()) or "none"
         lines.append(f"memory added: {memory}; load time {self.load_seconds:.2f} s")
+        if self.fast_ops:
+            lines.append("RMSNorm, RoPE and attention of long calls: cleave's, on all cores")
         if self.main_rows_max_difference is not None:
             same = self.main_rows_max_difference == 0
             lines.append(

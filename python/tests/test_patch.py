@@ -181,7 +181,7 @@ def test_saving_loading_and_quantising_see_the_original_tree(model, tmp_path):
     nn.quantize(model, group_size=32, bits=8)
     quantised = make_model()
     nn.quantize(quantised, group_size=32, bits=8)
-    assert identical(model(x), quantised(x))
+    assert close(model(x), quantised(x))
 
 
 def test_lora_wrapped_before_or_after_keeps_its_effect():
@@ -223,7 +223,7 @@ def test_layers_replaced_after_patching_are_noticed(model):
     nn.quantize(quantised, group_size=32, bits=4)
     again = make_model()
     nn.quantize(again, group_size=32, bits=4)
-    assert identical(quantised(x), again(x))
+    assert close(quantised(x), again(x))
     assert all(s["dropped"] for s in report.sites if s["kind"] == "mlp")
 
     report = cleave.patch_model(model, **SPLIT)
