@@ -6,6 +6,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "bindings.h"
 #include "cleave/ops/ops.h"
 #include "cleave/site/linear_group.h"
 #include "cleave/site/mlp.h"
@@ -18,16 +19,6 @@ using namespace nb::literals;
 using namespace cleave;
 
 namespace {
-
-using Shares = std::vector<std::pair<std::shared_ptr<Unit>, double>>;
-
-std::vector<UnitShare> to_shares(const Shares& shares) {
-  std::vector<UnitShare> out;
-  for (const auto& [unit, share] : shares) {
-    out.push_back({unit, share});
-  }
-  return out;
-}
 
 nb::dict to_dict(const SiteReport& r) {
   nb::dict d;
@@ -213,6 +204,7 @@ NB_MODULE(_core, m) {
   });
   m.def(
       "check_shares", [](const Shares& shares) { check_shares(to_shares(shares)); }, "shares"_a);
+  bind_models(m);
   m.def("same_array", [](const mx::array& a, const mx::array& b) { return a.id() == b.id(); });
   m.def("trace_enable", &trace::enable, "on"_a);
   m.def("trace_take", &trace::take, "The spans kept since the last call, in order of their end.");

@@ -1,0 +1,136 @@
+#include "cleave/models/weights.h"
+
+#include <sstream>
+
+#include "cleave/element.h"
+#include "cleave/models/error.h"
+#include "cleave/models/safetensors.h"
+
+namespace cleave {
+
+Weights::Weights(std::unordered_map<std::string, mx::array> arrays, const ModelConfig& config, std::string source)
+    : arrays_(std::move(arrays)),
+      quantized_(config.quantized),
+      packed_as_(config.packed_as),
+      source_(std::move(source)) {}
+
+void Weights::refuse_array(const std::string& name, const mx::array& array, const std::string& needed) const {
+  std::ostringstream s;
+  s << "tensor '" << name << "' of " << array.dtype() << ' ' << array.shape() << " in " << source_;
+  refuse("load_model", s.str(), needed);
+}
+
+mx::array Weights::take(const std::string& name) {
+  auto node = arrays_.extract(name);
+  if (node.empty()) {
+    refuse("load_model", source_ + " without tensor '" + name + "'", "every tensor of the model that its config names");
+  }
+  return std::move(node.mapped());
+}
+
+mx::array Weights::vector(const std::string& name, int size) {
+  auto array = take(name);
+  if (array.shape() != mx::Shape{size} || !is_activation_dtype(array.dtype())) {
+    refuse_array(name, array, "[" + std::to_string(size) + "] in float32, float16 or bfloat16");
+  }
+  return array;
+}
+
+LinearWeight Weights::linear(const std::string& module, int n, int k, bool bias) {
+  LinearWeight w{take(module + ".weight")};
+  if (has(module + ".scales")) {
+    w.scales = take(module + ".scales");
+    if (has(module + ".biases")) {
+      w.biases = take(module + ".biases");
+    }
+    describe_packing(module, w, k);
+  }
+  const bool dense = !w.packed() && is_activation_dtype(w.weight.dtype());
+  if (w.weight.ndim() != 2 || w.weight.shape(0) != n || (!w.packed() && !dense) || w.k() != k) {
+    const auto shape = "[" + std::to_string(n) + ", " + std::to_string(k) + "]";
+    refuse_array(module + ".weight", w.weight, shape + " in float32, float16 or bfloat16, or packed with its scales");
+  }
+  if (bias) {
+    w.bias = vector(module + ".bias", n);
+  }
+  return w;
+}
+
+void Weights::describe_packing(const std::string& module, LinearWeight& w, int k) const {
+  const auto& scales = *w.scales;
+  if (!quantized_) {
+    refuse_array(module + ".scales", scales, "'quantization' in config.json");
+  }
+  if (w.weight.dtype() != mx::uint32 || w.weight.ndim() != 2 || scales.ndim() != 2 || scales.shape(1) < 1 ||
+      k % scales.shape(1) || w.weight.shape(1) > k || w.weight.shape(1) * int64_t(32) % k) {
+    refuse_array(module + ".weight", w.weight, "uint32 for " + std::to_string(k) + " inputs, with a scale per group");
+  }
+  w.group_size = k / scales.shape(1);
+  w.bits = static_cast<int>(w.weight.shape(1) * int64_t(32) / k);
+  if (scales.dtype() != mx::uint8) {
+    w.mode = "affine";
+  } else {
+    w.mode = w.bits == 8 ? "mxfp8" : w.group_size == 16 ? "nvfp4" : "mxfp4";
+  }
+  const auto named = packed_as_.find(module);
+  if (named != packed_as_.end()) {
+    const auto& as = named->second;
+    const bool fits = as && as->mode == w.mode && (!as->group_size || as->group_size == w.group_size) &&
+                      (!as->bits || as->bits == w.bits);
+    if (!fits) {
+      refuse_array(
+          module + ".weight", w.weight,
+          "what 'quantization' says of it, where it is " + w.mode + " " + std::to_string(w.bits) + "-bit group " +
+              std::to_string(w.group_size));
+    }
+  }
+}
+
+void Weights::check_all_taken() const {
+  std::string first;
+  for (const auto& [name, array] : arrays_) {
+    if (first.empty() || name < first) {
+      first = name;
+    }
+  }
+  if (!first.empty()) {
+    refuse("load_model", "tensor '" + first + "' in " + source_, "only tensors that the model's type has");
+  }
+}
+
+namespace {
+
+/// Tensors that files have and the decoder does not need: the vision tower, angles that follow from the config, and the
+/// head of a model whose embedding is it.
+bool unneeded(const std::string& name, const ModelConfig& config) {
+  for (const char* tower : {"visual.", "vision_tower.", "model.visual."}) {
+    if (config.model_type == "qwen3_vl" && name.starts_with(tower)) {
+      return true;
+    }
+  }
+  return name.find("rotary_emb.inv_freq") != std::string::npos || (config.tied && name.starts_with("lm_head."));
+}
+
+} // namespace
+
+Weights open_weights(const std::filesystem::path& folder, const ModelConfig& config) {
+  std::unordered_map<std::string, mx::array> arrays;
+  for (const auto& shard : find_shards(folder)) {
+    read_safetensors_header(shard);
+    std::unordered_map<std::string, mx::array> loaded;
+    try {
+      loaded = mx::load_safetensors(shard.string(), mx::Device(mx::Device::cpu)).first;
+    } catch (const std::exception& e) {
+      refuse("load_model", shard.string() + ", which mlx does not read (" + e.what() + "),", "a .safetensors file");
+    }
+    for (auto& [raw_name, array] : loaded) {
+      const auto name = plain_name(raw_name);
+      if (!unneeded(name, config) && !arrays.emplace(name, std::move(array)).second) {
+        refuse("load_model", "tensor '" + raw_name + "' twice in " + folder.string(), "each tensor once");
+      }
+    }
+  }
+  return Weights(std::move(arrays), config, folder.string());
+}
+
+} // namespace cleave
