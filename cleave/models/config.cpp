@@ -224,7 +224,9 @@ ModelConfig from_json(const Json& root_json, const std::string& source) {
   const bool llama = c.model_type == "llama" || c.model_type == "mistral";
   c.context = f.integer(
       "max_position_embeddings", 1, most_positions,
-      llama ? std::optional(0) : c.model_type == "qwen2" ? std::optional(32768) : std::nullopt);
+      llama                     ? std::optional(0)
+      : c.model_type == "qwen2" ? std::optional(32768)
+                                : std::nullopt);
   if (llama) {
     c.qkv_bias = c.o_bias = f.flag("attention_bias", false);
     c.mlp_bias = f.flag("mlp_bias", false);

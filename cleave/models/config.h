@@ -38,10 +38,10 @@ struct ModelConfig {
   int trained_context = 0; ///< max_position_embeddings as the file has it; 0: not given
   bool qkv_bias = false, o_bias = false, mlp_bias = false, qk_norm = false, tied = true;
   RopeConfig rope = {};
-  int window = 0;                    ///< of the layers that see only so many positions; 0: there is none
-  std::vector<bool> windowed = {};   ///< per layer
-  std::vector<int> end_tokens = {};  ///< ids that end an answer
-  bool quantized = false;            ///< whether packed weights are announced
+  int window = 0;                   ///< of the layers that see only so many positions; 0: there is none
+  std::vector<bool> windowed = {};  ///< per layer
+  std::vector<int> end_tokens = {}; ///< ids that end an answer
+  bool quantized = false;           ///< whether packed weights are announced
   std::map<std::string, std::optional<PackedAs>> packed_as = {}; ///< by module; none: it is not packed
 };
 

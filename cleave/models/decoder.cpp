@@ -32,8 +32,8 @@ mx::array windowed_attention(const mx::array& q, const KvCache::View& kv, float 
     return ops::attention(q, from_position(kv.keys, first), from_position(kv.values, first), scale, s > 1);
   }
   const auto rows = mx::expand_dims(mx::arange(t - s, t), 1), columns = mx::expand_dims(mx::arange(t), 0);
-  const auto mask = mx::logical_and(
-      mx::greater_equal(rows, columns), mx::less(rows, mx::add(columns, mx::array(window))));
+  const auto mask =
+      mx::logical_and(mx::greater_equal(rows, columns), mx::less(rows, mx::add(columns, mx::array(window))));
   return mx::fast::scaled_dot_product_attention(q, kv.keys, kv.values, scale, "array", mask);
 }
 
@@ -108,7 +108,12 @@ Decoder::Decoder(ModelConfig config, Weights weights, const DecoderOptions& opti
     Layer layer{
         weights.vector(name + ".input_layernorm.weight", c.hidden),
         weights.vector(name + ".post_attention_layernorm.weight", c.hidden),
-        std::nullopt, std::nullopt, nullptr, nullptr, nullptr, c.windowed[i] ? c.window : 0};
+        std::nullopt,
+        std::nullopt,
+        nullptr,
+        nullptr,
+        nullptr,
+        c.windowed[i] ? c.window : 0};
     if (c.qk_norm) {
       layer.q_norm = weights.vector(name + ".self_attn.q_norm.weight", c.head_dim);
       layer.k_norm = weights.vector(name + ".self_attn.k_norm.weight", c.head_dim);

@@ -27,7 +27,6 @@ class KvCache {
   std::vector<mx::array> arrays() const;
 
  private:
-
   std::optional<mx::array> keys_, values_;
   int length_ = 0;
 };

@@ -27,8 +27,7 @@ mx::array llama3(const RopeConfig& c, int dims) {
   const auto smooth = mx::divide(
       mx::subtract(mx::divide(scalar(c.original_context), wavelens), scalar(c.low_freq_factor)),
       scalar(c.high_freq_factor - c.low_freq_factor));
-  const auto mixed = mx::divide(
-      freqs, mx::add(mx::divide(mx::subtract(scalar(1), smooth), scalar(c.factor)), smooth));
+  const auto mixed = mx::divide(freqs, mx::add(mx::divide(mx::subtract(scalar(1), smooth), scalar(c.factor)), smooth));
   return mx::where(medium, mixed, freqs);
 }
 
@@ -72,8 +71,7 @@ RopeScaling rope_scaling(const RopeConfig& c, int dims, int context) {
     s.freqs = llama3(c, dims);
   } else if (c.type == "yarn") {
     s.freqs = yarn(c, dims);
-    s.input_scale =
-        static_cast<float>(yarn_mscale(c.factor, c.mscale) / yarn_mscale(c.factor, c.mscale_all_dim));
+    s.input_scale = static_cast<float>(yarn_mscale(c.factor, c.mscale) / yarn_mscale(c.factor, c.mscale_all_dim));
   } else if (c.type == "longrope") {
     const mx::array factors(c.long_factor.data(), {static_cast<int>(c.long_factor.size())}, mx::float32);
     s.freqs = mx::multiply(factors, plain(c, dims, dims));

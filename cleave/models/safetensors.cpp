@@ -19,9 +19,9 @@ namespace fs = std::filesystem;
 
 /// Bytes of one element; 0 for a dtype that mlx does not read.
 int element_size(const std::string& dtype) {
-  static const std::map<std::string, int> sizes{
-      {"BOOL", 1}, {"U8", 1},   {"I8", 1},   {"F8_E4M3", 1}, {"U16", 2}, {"I16", 2}, {"F16", 2},
-      {"BF16", 2}, {"U32", 4},  {"I32", 4},  {"F32", 4},     {"U64", 8}, {"I64", 8}, {"F64", 8}};
+  static const std::map<std::string, int> sizes{{"BOOL", 1}, {"U8", 1},  {"I8", 1},   {"F8_E4M3", 1}, {"U16", 2},
+                                                {"I16", 2},  {"F16", 2}, {"BF16", 2}, {"U32", 4},     {"I32", 4},
+                                                {"F32", 4},  {"U64", 8}, {"I64", 8},  {"F64", 8}};
   const auto it = sizes.find(dtype);
   return it == sizes.end() ? 0 : it->second;
 }
@@ -110,8 +110,8 @@ std::vector<fs::path> find_shards(const fs::path& folder) {
       }
       if (!fs::exists(folder / plain)) {
         refuse(
-            "load_model", folder.string() + " without " + plain.string(), "every file that " +
-                index.filename().string() + " names");
+            "load_model", folder.string() + " without " + plain.string(),
+            "every file that " + index.filename().string() + " names");
       }
       shards.insert(folder / plain);
     }

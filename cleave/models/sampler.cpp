@@ -43,8 +43,7 @@ mx::array keep_top_p(const mx::array& log_probabilities, float p) {
   const auto probabilities = mx::exp(mx::astype(sorted, mx::float32));
   const auto above = mx::cumsum(probabilities, -1, true, false);
   const auto total = mx::add(last(above, 0, 1), last(probabilities, 0, 1));
-  const auto dropped =
-      mx::sum(mx::greater_equal(above, mx::multiply(mx::array(p), total)), -1, true);
+  const auto dropped = mx::sum(mx::greater_equal(above, mx::multiply(mx::array(p), total)), -1, true);
   const auto threshold = mx::take_along_axis(sorted, dropped, -1);
   return mx::where(
       mx::less(log_probabilities, threshold), minus_infinity(log_probabilities.dtype()), log_probabilities);

@@ -19,15 +19,16 @@ namespace ops {
 /// Whether the stream's device is one that the kernels serve.
 bool serves(mx::StreamOrDevice s);
 
-/// x / sqrt(mean(x^2) + eps) * weight over the last dimension. x [..., d], weight [d] -> [..., d] of the promoted dtype.
+/// x / sqrt(mean(x^2) + eps) * weight over the last dimension. x [..., d], weight [d] -> [..., d] of the promoted
+/// dtype.
 mx::array rms_norm(const mx::array& x, const std::optional<mx::array>& weight, float eps, mx::StreamOrDevice s = {});
 
 /// a + b for arrays of one shape and dtype; mlx's own add for others.
 mx::array add(const mx::array& a, const mx::array& b, mx::StreamOrDevice s = {});
 
 /// softmax(scale * q k^T) v. q [B, H, S, D], k [B, Hkv, T, D], v [B, Hkv, T, Dv], H a multiple of Hkv -> [B, H, S, Dv]
-/// of the promoted dtype, laid out as [B, S, H, Dv], so that joining the heads costs no copy. `causal`: the last query sees
-/// all T positions, each one before it one less. Throws std::invalid_argument when the shapes do not fit.
+/// of the promoted dtype, laid out as [B, S, H, Dv], so that joining the heads costs no copy. `causal`: the last query
+/// sees all T positions, each one before it one less. Throws std::invalid_argument when the shapes do not fit.
 mx::array attention(
     const mx::array& q, const mx::array& k, const mx::array& v, float scale, bool causal, mx::StreamOrDevice s = {});
 

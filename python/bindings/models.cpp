@@ -44,15 +44,16 @@ void bind_models(nb::module_& m) {
         }
         return std::const_pointer_cast<Decoder>(load_decoder(path, options));
       },
-      "path"_a, "shares"_a = nb::none(), "tile"_a = 512, "min_rows"_a = 192,
-      nb::call_guard<nb::gil_scoped_release>(),
+      "path"_a, "shares"_a = nb::none(), "tile"_a = 512, "min_rows"_a = 192, nb::call_guard<nb::gil_scoped_release>(),
       "Reads a model folder or .gguf file; shares(site, weight) gives each site's [(unit, share)], [] for main alone.");
 
   nb::class_<Session>(m, "Session")
       .def(
           "__init__",
           [](Session* self, std::shared_ptr<Decoder> decoder, float temperature, float top_p, int top_k,
-             uint64_t seed) { new (self) Session(std::move(decoder), {temperature, top_p, top_k, seed}); },
+             uint64_t seed) {
+            new (self) Session(std::move(decoder), {temperature, top_p, top_k, seed});
+          },
           "decoder"_a, "temperature"_a = 0.0f, "top_p"_a = 0.0f, "top_k"_a = 0, "seed"_a = 0)
       .def("feed", &Session::feed, "ids"_a, "reserve"_a = 0, nb::call_guard<nb::gil_scoped_release>())
       .def("feed_for_logits", &Session::feed_for_logits, "ids"_a, nb::call_guard<nb::gil_scoped_release>())
