@@ -400,7 +400,7 @@ def exact_smollm2(smollm2):
 
 
 # "The capital of France is Paris. The capital of Germany is"
-CAPITALS = [504, 3575, 282, 4649, 314, 7042, 30, 378, 3575, 282, 5461, 314]
+CAPITALS = [504, 3575, 282, 4649, 314, 7042, 30, 378, 3575, 282, 4521, 314]
 
 
 def test_smollm2(smollm2, exact_smollm2):
