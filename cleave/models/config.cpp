@@ -90,7 +90,7 @@ void read_rope(const Fields& f, double theta, ModelConfig& c) {
     read_scaling(*scaling, c.head_dim, c.context, c.rope);
   }
   // What the scaling makes of the context that the model was trained with.
-  if (c.rope.type == "dynamic" || c.rope.type == "yarn") {
+  if (c.rope.type == "linear" || c.rope.type == "dynamic" || c.rope.type == "yarn") {
     const double trained = c.rope.type == "yarn" ? c.rope.original_context : c.context;
     const double reach = std::min(trained * c.rope.factor, static_cast<double>(most_positions));
     c.context = c.context ? std::max(c.context, static_cast<int>(reach)) : 0;
@@ -264,11 +264,7 @@ std::string plain_name(const std::string& name) {
 }
 
 ModelConfig parse_config(const std::string& json, const std::string& source) {
-  const auto value = Json::parse(json, nullptr, false);
-  if (!value.is_object()) {
-    refuse("load_model", source + ", which is no JSON object,", "a file with one JSON object");
-  }
-  return from_json(value, source);
+  return from_json(parse_object(json, source), source);
 }
 
 ModelConfig read_config(const std::filesystem::path& folder) {

@@ -2,8 +2,10 @@
 // JSON.
 #pragma once
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -21,6 +23,23 @@ inline std::string shown(const Json& value) {
   return text.size() > 80 ? text.substr(0, 77) + "..." : text;
 }
 
+/// `text` parsed; `source` stands for it in messages. Throws ModelError when it is no JSON object.
+inline Json parse_object(const std::string& text, const std::string& source) {
+  Json value;
+  try {
+    value = Json::parse(text);
+  } catch (const Json::parse_error& e) {
+    const auto end = text.begin() + static_cast<std::ptrdiff_t>(std::min(e.byte, text.size()));
+    const auto line = std::to_string(1 + std::count(text.begin(), end, '\n'));
+    refuse("load_model", source + ", which is no JSON at line " + line + ",", "a file with one JSON object");
+  } catch (const Json::exception&) { // a number beyond all range
+  }
+  if (!value.is_object()) {
+    refuse("load_model", source + ", which is no JSON object,", "a file with one JSON object");
+  }
+  return value;
+}
+
 /// The file's text parsed. Throws ModelError when it is no readable file or no JSON object.
 inline Json read_json(const std::filesystem::path& file) {
   std::error_code ignored;
@@ -31,11 +50,8 @@ inline Json read_json(const std::filesystem::path& file) {
   if (!stream) {
     refuse("load_model", file.string() + ", which is no readable file,", "a file of JSON");
   }
-  auto value = Json::parse(stream, nullptr, false);
-  if (!value.is_object()) {
-    refuse("load_model", file.string() + ", which is no JSON object,", "a file with one JSON object");
-  }
-  return value;
+  const std::string text{std::istreambuf_iterator<char>(stream), {}};
+  return parse_object(text, file.string());
 }
 
 /// An absent field and one of null are the same; a field without a fallback has to be there.
