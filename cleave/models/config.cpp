@@ -1,6 +1,7 @@
 #include "cleave/models/config.h"
 
 #include <algorithm>
+#include <cmath>
 #include <set>
 
 #include "cleave/models/fields.inl"
@@ -23,11 +24,11 @@ void read_factor_list(const Fields& f, int pairs, std::vector<float>& out) {
   if (!value || (list && static_cast<int>(value->size()) != pairs && value->size() != 1)) {
     f.refuse_field("long_factor", "a number, or one for each of " + std::to_string(pairs) + " pairs");
   }
-  for (const auto& number : list ? *value : Json::array({*value})) {
-    if (!number.is_number() || !(number.get<double>() > 0)) {
-      f.refuse_field("long_factor", "numbers above 0");
+  for (const auto* number : elements(*value)) {
+    if (!number->is_number() || !(number->get<float>() > 0) || !std::isfinite(number->get<float>())) {
+      f.refuse_field("long_factor", "finite numbers above 0");
     }
-    out.push_back(number.get<float>());
+    out.push_back(number->get<float>());
   }
 }
 
@@ -169,11 +170,11 @@ void read_tokens(const Fields& f, int vocab, std::vector<int>& out) {
     return;
   }
   out.clear();
-  for (const auto& id : value->is_array() ? *value : Json::array({*value})) {
-    if (!id.is_number_integer() || id < 0 || id >= vocab) {
+  for (const auto* id : elements(*value)) {
+    if (!id->is_number_integer() || *id < 0 || *id >= vocab) {
       f.refuse_field("eos_token_id", "token ids from 0 to " + std::to_string(vocab - 1));
     }
-    out.push_back(id.get<int>());
+    out.push_back(id->get<int>());
   }
 }
 
@@ -270,7 +271,7 @@ ModelConfig parse_config(const std::string& json, const std::string& source) {
 ModelConfig read_config(const std::filesystem::path& folder) {
   auto config = from_json(read_json(folder / "config.json"), (folder / "config.json").string());
   const auto generation = folder / "generation_config.json";
-  if (std::filesystem::exists(generation)) {
+  if (std::error_code error; std::filesystem::exists(generation, error)) {
     const auto json = read_json(generation);
     read_tokens(Fields(json, generation.string()), config.vocab, config.end_tokens);
   }

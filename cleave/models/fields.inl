@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "cleave/models/error.h"
 
@@ -19,8 +20,25 @@ using Json = nlohmann::json;
 
 /// A value as a person would want to see it in one sentence.
 inline std::string shown(const Json& value) {
+  for (const auto& inner : value) { // written by recursion, which a file must not be able to drive deep
+    if (inner.is_structured()) {
+      return std::string(value.is_array() ? "a list of " : "an object of ") + std::to_string(value.size());
+    }
+  }
   auto text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
   return text.size() > 80 ? text.substr(0, 77) + "..." : text;
+}
+
+/// The elements of a list, or the one value that stands in its place.
+inline std::vector<const Json*> elements(const Json& value) {
+  std::vector<const Json*> out;
+  if (!value.is_array()) {
+    return {&value};
+  }
+  for (const auto& element : value) {
+    out.push_back(&element);
+  }
+  return out;
 }
 
 /// `text` parsed; `source` stands for it in messages. Throws ModelError when it is no JSON object.
@@ -47,7 +65,7 @@ inline Json read_json(const std::filesystem::path& file) {
   if (std::filesystem::is_regular_file(file, ignored)) {
     stream.open(file, std::ios::binary);
   }
-  if (!stream) {
+  if (!stream.is_open()) {
     refuse("load_model", file.string() + ", which is no readable file,", "a file of JSON");
   }
   const std::string text{std::istreambuf_iterator<char>(stream), {}};
