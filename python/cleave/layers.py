@@ -13,38 +13,27 @@ import mlx.nn as nn
 
 from cleave import fast_ops
 from cleave._load import _core
+from cleave.report import SiteCounts
 
 _classes: dict = {}  # (mixin, original class) -> class
 _splitting = True  # the seed's global switch, SplitLinear.set_prefill
 
 
-class SiteState:
+class SiteState(SiteCounts):
     """What the modules of one site share: the site, and whether the modules still are what it was
     made of."""
 
     def __init__(self, site, callers: list, modules: dict):
         """callers: the modules that get a split class, in the order of the site's outputs; modules:
         path -> module with weights. Of a linear group they are the same."""
-        self.site = site
+        super().__init__(site)
         self.callers = callers
         self.modules = modules
-        self.dropped: Optional[str] = None  # why the site no longer splits
-        self.counts = (0, 0, 0)  # engaged, original, rescued, once the site is gone
         self._prints = [_core.Fingerprint(m) for m in modules.values()]
 
     def output(self, index: int, caller: nn.Module, x: mx.array) -> Optional[mx.array]:
         """The caller's output for x, or None when it is to run its original code."""
         raise NotImplementedError
-
-    def drop(self, reason: str) -> None:
-        self.dropped = reason
-        self.counts = self.now()
-        self.site = None  # frees the partners' copies
-
-    def now(self) -> tuple:
-        """Calls so far: engaged, original, rescued."""
-        site = self.site
-        return self.counts if site is None else (site.engaged, site.originals, site.rescued)
 
     def ready(self, index: int, caller: nn.Module, x: mx.array) -> bool:
         """Whether a call is to be split; it counts as original otherwise."""

@@ -8,7 +8,6 @@ from mlx.utils import tree_flatten
 
 from cleave import fast_ops
 from cleave._load import _core
-from cleave.balance import Balancer
 from cleave.discover import Found, discover, linear_weight
 from cleave.layers import (
     CallState,
@@ -24,9 +23,9 @@ from cleave.layers import (
 )
 from cleave.models import text_model
 from cleave.report import Report
+from cleave.team import MIN_ROWS, Team
 
 MODES = ("auto", "group", "linear", "seed")
-MIN_ROWS = 192  # the seed's threshold, until calibrated
 # The routing of the seed's split_linear.py.
 SEED_ALIGN = 64
 SEED_PARTNER_SHARE = 0.65
@@ -82,18 +81,13 @@ def patch_model(
     found = discover(model, mode)
     if not found.sites:
         raise ValueError("[patch_model] got a model with no Linear or QuantizedLinear layer")
-    team, fixed = _resolve(units, shares, mode)
-    plan = _Plan(team, fixed, seq, mode, min_rows, _activation_dtype(model))
+    if mode == "seed" and shares is None:
+        shares = SEED_PARTNER_SHARE
+    team = Team("patch_model", units, shares, seq)
+    plan = _Plan(team, mode, min_rows, _activation_dtype(model))
     built = [(f, *plan.build(f)) for f in found.sites]
-    report = Report(
-        mode=mode,
-        seq=seq,
-        min_rows=min_rows,
-        units={n: u.description if u else f"mlx on {mx.default_device()}" for n, u in team},
-        shares={n: s for (n, _), s in zip(team, fixed)} if fixed else {},
-        refused=list(found.refused),
-    )
-    report._units = {n: u for n, u in team if u is not None}
+    report = team.report(mode, min_rows)
+    report.refused += found.refused
     for f, site, reason in built:
         if site is None:
             report.refused.append((f.name, reason))
@@ -102,14 +96,8 @@ def patch_model(
         state = MlpState(site, f.owner, f.modules) if mlp else GroupState(site, f.modules)
         for index, module in enumerate(state.callers):
             attach(module, _MIXINS[f.kind], state, index)
-        info = site.report()
-        report._states.append(state)
-        report._infos.append(info)
-        report.refused += [(info["name"], r) for r in info["refusals"]]
-        for part in info["parts"]:
-            if part["unit"] != "main":
-                report.memory[part["unit"]] = report.memory.get(part["unit"], 0) + part["bytes"]
-    report.main_rows_max_difference = _verify(report)
+        report.add(state)
+    report.verify_main_rows()
     root = text_model(model)
     if report._states and _core.ops_serve() and not is_split(root):
         fast_ops.acquire()
@@ -139,8 +127,8 @@ def unpatch_model(model: nn.Module) -> None:
 
 def split_one(module, units, seq, shares, min_rows) -> None:
     """Puts one Linear or QuantizedLinear under its split class; what SplitLinear(...) does."""
-    team, fixed = _resolve(units, shares, "linear")
-    site, reason = _Plan(team, fixed, seq, "linear", min_rows).build(
+    team = Team("SplitLinear", units, shares, seq)
+    site, reason = _Plan(team, "linear", min_rows).build(
         Found("linear group", "linear", {"linear": module})
     )
     if site is None:
@@ -148,79 +136,15 @@ def split_one(module, units, seq, shares, min_rows) -> None:
     attach(module, SplitLinear, GroupState(site, {"linear": module}), 0)
 
 
-def _resolve(units, shares, mode):
-    """-> ([(name, unit or None for main)], [share] or None when they are to be measured)."""
-    if isinstance(units, str) and units == "auto":
-        team = [("main", None)]
-        for name in _core.automatic_units():
-            try:
-                team.append((name, _core.make_unit(name)))
-            except RuntimeError:  # this machine lacks it; cleave.available_units() says why
-                pass
-    else:
-        names = [u.strip() for u in units.split(",")] if isinstance(units, str) else list(units)
-        if not names or not all(isinstance(n, str) and n for n in names):
-            raise ValueError(
-                f"[patch_model] got units {units!r} and needs names such as 'main,cpu'"
-            )
-        if len(set(names)) != len(names):
-            raise ValueError(f"[patch_model] got units {units!r} and needs each unit once")
-        team = [(n, None if _core.is_main_unit(n) else _core.make_unit(n)) for n in names]
-        if sum(u is None for _, u in team) > 1:
-            raise ValueError(f"[patch_model] got units {units!r}, in which main is named twice")
-    partners = [n for n, u in team if u is not None]
-    if shares is None and mode == "seed":
-        if len(partners) != 1:
-            raise ValueError(
-                f"[patch_model] mode 'seed' needs one partner or shares, and got {len(partners)} partners"
-            )
-        shares = SEED_PARTNER_SHARE
-    if shares is None:
-        if all(u is not None for _, u in team):
-            team.insert(0, ("main", None))
-        return team, None
-    return _with_shares(team, partners, shares)
-
-
-def _with_shares(team, partners, shares):
-    names = [n for n, _ in team]
-    if isinstance(shares, (int, float)) and not isinstance(shares, bool):
-        if len(partners) != 1:
-            raise ValueError(
-                f"[patch_model] got one share and {len(partners)} partner units; it needs one per unit"
-            )
-        if "main" not in names and all(u is not None for _, u in team):
-            team = [("main", None), *team]
-        fixed = [1 - shares if u is None else shares for _, u in team]
-    elif isinstance(shares, dict):
-        unknown = [n for n in shares if n not in names]
-        if unknown:
-            raise ValueError(
-                f"[patch_model] got a share for {unknown[0]!r}, and the units are {names}"
-            )
-        fixed = [shares.get(n, 0.0) for n in names]
-    else:
-        fixed = list(shares)
-        if len(fixed) != len(team):
-            raise ValueError(
-                f"[patch_model] got {len(fixed)} shares for {len(team)} units: {names}"
-            )
-    if not all(isinstance(s, (int, float)) and not isinstance(s, bool) for s in fixed):
-        raise ValueError(f"[patch_model] got shares {shares!r} and needs numbers")
-    _core.check_shares([(u, float(s)) for (_, u), s in zip(team, fixed)])
-    return team, [float(s) for s in fixed]
-
-
 class _Plan:
     """Decides and builds one site after another."""
 
-    def __init__(self, team, fixed, seq, mode, min_rows, dtype=None):
-        self._fixed = [(u, s) for (_, u), s in zip(team, fixed)] if fixed else None
-        self._balancer = None if fixed else Balancer(team, seq)
+    def __init__(self, team: Team, mode, min_rows, dtype=None):
+        self._team = team
         self._seed = mode == "seed"
         self._dtype = dtype
         self._options = {
-            "tile": seq,
+            "tile": team.seq,
             "min_rows": MIN_ROWS if self._seed else min_rows,
             "align": SEED_ALIGN if self._seed else 1,
         }
@@ -237,7 +161,7 @@ class _Plan:
                     "the seed leaves layers with more than twice as many inputs as outputs to main",
                 )
         try:
-            shares, reason = (self._fixed, "") if self._fixed else self._balancer.shares(weights[0])
+            shares, reason = self._team.shares(weights[0])
             if shares is None:
                 return None, reason
             options = dict(self._options)
@@ -262,20 +186,3 @@ def _activation_dtype(model):
     floats = (mx.float32, mx.float16, mx.bfloat16)
     vectors = (a for _, a in tree_flatten(model.parameters()) if a.ndim == 1 and a.dtype in floats)
     return next((a.dtype for a in vectors), None)
-
-
-def _verify(report: Report):
-    """Compares main's rows with the unsplit ops, once per distinct shape: on a GPU a narrower output
-    can select another kernel. A CPU's kernels do not depend on the number of tokens: two will do."""
-    tokens = 2 if mx.default_device() == mx.cpu else max(report.min_rows, 1)
-    seen, worst = set(), None
-    for state, info in zip(report._states, report._infos):
-        rows = tuple(tuple(p["rows"]) for p in info["parts"])
-        key = (info["k"], tuple(info["n"]), info["format"], rows)
-        if info["kind"] == "mlp" or key in seen:
-            continue
-        seen.add(key)
-        difference = state.site.main_rows_difference(tokens)
-        if difference is not None:
-            worst = max(worst or 0.0, difference)
-    return worst

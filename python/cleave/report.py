@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+import mlx.core as mx
+
 
 def table(rows, head) -> str:
     """Plain text columns; numbers to the right."""
@@ -25,9 +27,29 @@ def megabytes(n: int) -> str:
     return f"{n / 1e6:.1f} MB"
 
 
+class SiteCounts:
+    """A site and its calls, which outlive it."""
+
+    def __init__(self, site):
+        self.site = site
+        self.dropped: str | None = None  # why the site no longer splits
+        self._counts = (0, 0, 0)
+
+    def drop(self, reason: str) -> None:
+        """Frees the site and what the partners hold of it."""
+        self.dropped = reason
+        self._counts = self.now()
+        self.site = None
+
+    def now(self) -> tuple:
+        """Calls so far: engaged, original, rescued."""
+        site = self.site
+        return self._counts if site is None else (site.engaged, site.originals, site.rescued)
+
+
 @dataclass
 class Report:
-    """The result of :func:`cleave.patch_model`.
+    """What units did for a model: the result of :func:`cleave.patch_model`, and of a Runner.
 
     Attributes:
         units: name -> description of the units taking part; "main" is the one MLX runs on.
@@ -53,6 +75,34 @@ class Report:
     _infos: list = field(default_factory=list, repr=False)
     _units: dict = field(default_factory=dict, repr=False)
     _baseline: dict = field(default_factory=dict, repr=False)
+
+    def add(self, state: SiteCounts) -> None:
+        """Takes in a site that is split, with what its units refused and hold."""
+        info = state.site.report()
+        self._states.append(state)
+        self._infos.append(info)
+        self.refused += [(info["name"], r) for r in info["refusals"]]
+        for part in info["parts"]:
+            if part["unit"] != "main":
+                self.memory[part["unit"]] = self.memory.get(part["unit"], 0) + part["bytes"]
+
+    def verify_main_rows(self) -> None:
+        """Compares main's rows with the unsplit ops, once per distinct shape: on a GPU a narrower
+        output can select another kernel. A CPU's kernels do not depend on the number of tokens: two
+        will do."""
+        tokens = 2 if mx.default_device() == mx.cpu else max(self.min_rows, 1)
+        seen = set()
+        for state, info in zip(self._states, self._infos):
+            rows = tuple(tuple(p["rows"]) for p in info["parts"])
+            key = (info["k"], tuple(info["n"]), info["format"], rows)
+            if info["kind"] == "mlp" or key in seen:
+                continue
+            seen.add(key)
+            difference = state.site.main_rows_difference(tokens)
+            if difference is not None:
+                self.main_rows_max_difference = max(
+                    self.main_rows_max_difference or 0.0, difference
+                )
 
     @property
     def sites(self) -> list:
@@ -101,6 +151,20 @@ class Report:
             "main_rows_max_difference": self.main_rows_max_difference,
             "failures": {n: list(f) for n, f in self.failures.items()},
         }
+
+    @property
+    def line(self) -> str:
+        """The units and what they did, in a few words."""
+        partners = ", ".join(self._units) or "none"
+        memory = ", ".join(f"{n} {megabytes(b)}" for n, b in self.memory.items()) or "none"
+        rescued = sum(s["rescued"] for s in self.sites)
+        failed = (
+            f"; {', '.join(self.failures)} failed, {rescued} calls rescued" if self.failures else ""
+        )
+        return (
+            f"partners: {partners}; {self.engaged} of {len(self.sites)} sites engaged; "
+            f"memory added: {memory}{failed}"
+        )
 
     def __str__(self) -> str:
         shapes: dict = {}
