@@ -27,7 +27,7 @@ Session::Session(std::shared_ptr<const Decoder> decoder, const Sampling& samplin
   sampling.check(decoder_->config().vocab);
 }
 
-mx::array Session::read(const std::vector<int>& ids, int reserve, bool all_positions) {
+mx::array Session::read(const std::vector<int>& ids, int reserve, bool all_positions, const Progress& progress) {
   const int count = static_cast<int>(ids.size());
   reserve_ = std::max({reserve_, reserve, length() + count});
   std::vector<mx::array> parts;
@@ -46,20 +46,24 @@ mx::array Session::read(const std::vector<int>& ids, int reserve, bool all_posit
       parts.clear(); // nobody asks for the logits in between, so they are not computed
     }
     mx::eval(std::move(wanted));
+    if (progress) {
+      progress(begin + size);
+    }
   }
   return parts.size() == 1 ? parts[0] : mx::concatenate(parts, 1);
 }
 
-void Session::feed(const std::vector<int>& ids, int reserve) {
+void Session::feed(const std::vector<int>& ids, int reserve, const Progress& progress) {
   check_ids(ids, decoder_->config(), length());
   token_ = std::nullopt;
-  logits_ = read(ids, reserve, false);
+  logits_ = std::nullopt; // they are of the end, should the reading stop before it
+  logits_ = read(ids, reserve, false, progress);
 }
 
 mx::array Session::feed_for_logits(const std::vector<int>& ids) {
   check_ids(ids, decoder_->config(), length());
   token_ = std::nullopt;
-  auto all = read(ids, 0, true);
+  auto all = read(ids, 0, true, {});
   mx::eval(all);
   logits_ = mx::slice(all, {0, all.shape(1) - 1, 0}, all.shape());
   return all;

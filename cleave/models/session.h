@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -17,9 +18,12 @@ class Session {
 
   explicit Session(std::shared_ptr<const Decoder> decoder, const Sampling& sampling = {});
 
+  /// Called after each chunk with the number of ids read so far. What it throws ends the reading there.
+  using Progress = std::function<void(int)>;
+
   /// Reads ids after what was read before, chunk by chunk; returns when they are evaluated. `reserve`: positions
   /// expected in the end.
-  void feed(const std::vector<int>& ids, int reserve = 0);
+  void feed(const std::vector<int>& ids, int reserve = 0, const Progress& progress = {});
   /// The same, and gives the logits of every id, [1, S, vocab], evaluated.
   mx::array feed_for_logits(const std::vector<int>& ids);
 
@@ -37,7 +41,7 @@ class Session {
   }
 
  private:
-  mx::array read(const std::vector<int>& ids, int reserve, bool all_positions);
+  mx::array read(const std::vector<int>& ids, int reserve, bool all_positions, const Progress& progress);
   void choose();
 
   std::shared_ptr<const Decoder> decoder_;

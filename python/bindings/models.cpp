@@ -55,7 +55,9 @@ void bind_models(nb::module_& m) {
             new (self) Session(std::move(decoder), {temperature, top_p, top_k, seed});
           },
           "decoder"_a, "temperature"_a = 0.0f, "top_p"_a = 0.0f, "top_k"_a = 0, "seed"_a = 0)
-      .def("feed", &Session::feed, "ids"_a, "reserve"_a = 0, nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "feed", &Session::feed, "ids"_a, "reserve"_a = 0, "progress"_a = nb::none(),
+          nb::call_guard<nb::gil_scoped_release>())
       .def("feed_for_logits", &Session::feed_for_logits, "ids"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("next", &Session::next, nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("last_logits", &Session::last_logits)
