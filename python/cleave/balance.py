@@ -84,3 +84,11 @@ class Balancer:
         return [(None, main_share)] + [
             (u, (1 - main_share) * r / together) for u, r in rates.items()
         ], ""
+
+
+def one_token(weight, shares) -> tuple:
+    """(seconds of main alone, seconds of the shares) for one token, from a part of the weight."""
+    part = weight.rows(0, min(weight.n, ROWS))
+    site = _core.LinearGroup([part], shares, "one token", 1, 0)
+    scale = weight.n / part.n
+    return scale * _sample(part.linear, part, 1)[0], scale * _sample(site, part, 1)[0]
