@@ -48,17 +48,17 @@ class Runner:
 
     def _load(self, path: str, team: Team, min_rows: int, measure: bool = False) -> bool:
         """Sets decoder and report; whether units win at one token too, as far as measured."""
-        kept_on_main, main_seconds, split_seconds = {}, 0.0, 0.0
+        kept_on_main, one_token_of, seconds = {}, {}, [0.0, 0.0]
         self._decoder = None  # an earlier one and what the partners hold of it
 
         def choose(site, weight):
-            nonlocal main_seconds, split_seconds
             try:
                 shares, reason = team.shares(weight)
                 if shares is not None and measure:
-                    main, split = one_token(weight, shares)
-                    main_seconds += main
-                    split_seconds += split
+                    key = (weight.k, weight.n, weight.format)
+                    if key not in one_token_of:
+                        one_token_of[key] = one_token(weight, shares)
+                    seconds[:] = map(sum, zip(seconds, one_token_of[key]))
             except (ValueError, RuntimeError) as e:
                 shares, reason = None, str(e)
             if shares is None:
@@ -76,7 +76,8 @@ class Runner:
                 self.report.refused.append((info["name"], reason or "all its rows are main's"))
         self.report.verify_main_rows()
         self.report.fast_ops = _core.ops_serve()
-        return main_seconds >= GAIN_NEEDED * split_seconds
+        main, split = seconds
+        return main >= GAIN_NEEDED * split
 
     @property
     def config(self) -> "_core.ModelConfig":
