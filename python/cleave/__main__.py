@@ -1,16 +1,8 @@
-"""``python -m cleave --cmake-dir``: where find_package(cleave) finds the C++ library."""
+"""``python -m cleave``: the program ``cleave``."""
 
 import sys
-from pathlib import Path
 
-
-def main() -> int:
-    if sys.argv[1:] == ["--cmake-dir"]:
-        print(Path(__file__).parent / "share" / "cmake" / "cleave")
-        return 0
-    print("usage: python -m cleave --cmake-dir", file=sys.stderr)
-    return 2
-
+from cleave.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -26,24 +26,35 @@ def write_tokenizer(metadata: dict[str, object], folder: Path, max_length: int) 
         GgufError: the metadata hold no byte-level BPE tokenizer that can be rebuilt exactly.
         OSError: the files cannot be written.
     """
-    tokens = vocabulary(metadata)
-    roles = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
-    ids = {f"{name}_token": token_id(metadata, role) for role, name in roles.items()}
-    special = {name: tokens[index] for name, index in ids.items() if index is not None}
-    text = _build(metadata, tokens, special).to_str()
-    (folder / "tokenizer.json").write_text(text, encoding="utf-8")
+    tokenizer, settings = rebuild(metadata)
+    (folder / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
     config = {
         # The generic class takes tokenizer.json as it is; those of single models rebuild parts.
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
         "model_max_length": max_length,
-        **special,
+        **settings,
     }
-    if "tokenizer.chat_template" in metadata:
-        config["chat_template"] = metadata["tokenizer.chat_template"]
     text = json.dumps(config, indent=2, ensure_ascii=False)
     (folder / "tokenizer_config.json").write_text(text + "\n", encoding="utf-8")
-    return len(tokens)
+    return len(vocabulary(metadata))
+
+
+def rebuild(metadata: dict[str, object]) -> tuple:
+    """Return the `tokenizers.Tokenizer`, and of tokenizer_config.json the special tokens by role and
+    the chat template.
+
+    Raises:
+        GgufError: the metadata hold no byte-level BPE tokenizer that can be rebuilt exactly.
+    """
+    tokens = vocabulary(metadata)
+    roles = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
+    ids = {f"{name}_token": token_id(metadata, role) for role, name in roles.items()}
+    special = {name: tokens[index] for name, index in ids.items() if index is not None}
+    settings = dict(special)
+    if "tokenizer.chat_template" in metadata:
+        settings["chat_template"] = metadata["tokenizer.chat_template"]
+    return _build(metadata, tokens, special), settings
 
 
 def stop_ids(metadata: dict[str, object]) -> list[int]:
