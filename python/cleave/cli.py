@@ -29,12 +29,15 @@ def parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=module.SUMMARY, description=module.__doc__)
         command.formatter_class = argparse.RawDescriptionHelpFormatter
         module.add_arguments(command)
-        command.set_defaults(main=module.main)
+        command.set_defaults(main=module.main, refuse=command.error)
     return top
 
 
 def main(argv=None) -> int:
     """Runs a command. -> 0, 1 after one sentence on stderr, 2 for wrong usage, 130 after Ctrl-C."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by who started us
+            setattr(sys, name, open(os.devnull, "w"))
     try:
         code = _run(argv)
         sys.stdout.flush()  # here, where a full disk is still an error
@@ -50,9 +53,9 @@ def main(argv=None) -> int:
 def _run(argv) -> int:
     try:
         args = parser().parse_args(argv)
+        return args.main(args)
     except SystemExit as e:  # argparse has printed help, a version or what is wrong
         return e.code
-    return args.main(args)
 
 
 def _end(code: int, sentence: str = "") -> int:

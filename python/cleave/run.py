@@ -83,12 +83,12 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
 
 def main(args) -> int:
     if args.ids is not None and (args.chat or args.system is not None):
-        raise ValueError("[run] got --ids and a chat, and needs a text to put into a chat")
-    tokenizer, ids = _prompt(args)
-    if not ids:
-        raise ValueError("[run] got an empty prompt and needs at least one token")
+        args.refuse("--ids cannot be put into a chat: a text can")
+    tokenizer, ids = (None, args.ids) if args.ids is not None else _prompt(args)
     runner = Runner(args.model, args.units, args.shares, args.tile, args.min_rows)
-    if tokenizer and args.ids is None:
+    if args.ids is not None:
+        tokenizer = _optional_tokenizer(args.model, runner.config.vocab)
+    else:
         tokenizer.check_vocabulary(runner.config.vocab)
     bar = tqdm(
         total=len(ids),
@@ -116,21 +116,29 @@ def main(args) -> int:
 
 
 def _prompt(args) -> tuple:
-    """-> (tokenizer or None, token ids)."""
-    if args.ids is not None:
-        try:
-            return load_tokenizer(args.model), args.ids
-        except ValueError as e:  # ids need none; it would only have shown the answer as text
-            print(f"cleave: {e}", file=sys.stderr)
-            return None, args.ids
+    """-> (tokenizer, token ids of the text)."""
     text = args.prompt if args.prompt_file is None else _read(args.prompt_file)
     if not text:
         raise ValueError("[run] got an empty prompt and needs at least one token")
     tokenizer = load_tokenizer(args.model)
     if not args.chat and args.system is None:
-        return tokenizer, tokenizer.encode(text)
+        ids = tokenizer.encode(text)
+        if not ids:
+            raise ValueError(f"[run] got a prompt without any token: {text!r}")
+        return tokenizer, ids
     messages = [] if args.system is None else [{"role": "system", "content": args.system}]
     return tokenizer, tokenizer.chat([*messages, {"role": "user", "content": text}])
+
+
+def _optional_tokenizer(model: str, vocab: int) -> Tokenizer | None:
+    """What shows the answer to ids as text, or None after saying why there is none."""
+    try:
+        tokenizer = load_tokenizer(model)
+        tokenizer.check_vocabulary(vocab)
+        return tokenizer
+    except ValueError as e:
+        print(f"cleave: {e}", file=sys.stderr)
+        return None
 
 
 def _read(file: str) -> str:

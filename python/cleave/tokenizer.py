@@ -46,9 +46,10 @@ class Tokenizer:
 
     def _encode(self, text: str, add_special_tokens: bool) -> list:
         try:
-            return self._library.encode(text, add_special_tokens=add_special_tokens).ids
-        except UnicodeEncodeError:
-            raise ValueError("[tokenizer] got a text with bytes that are not UTF-8") from None
+            text.encode("utf-8")
+        except UnicodeEncodeError:  # bytes of a command line that are no text
+            raise ValueError("[tokenizer] got a text that is not UTF-8, and needs one") from None
+        return self._library.encode(text, add_special_tokens=add_special_tokens).ids
 
     def _render(self, messages: list) -> str:
         import jinja2
