@@ -1,11 +1,15 @@
 """The program cleave: what it prints, and how it ends."""
 
+import fcntl
 import json
 import os
 import shutil
 import signal
+import struct
 import subprocess
 import sys
+import termios
+import time
 
 import pytest
 
@@ -59,12 +63,12 @@ def test_json(run):
 
 def test_ids_files_and_stdin_are_one_prompt(run, tmp_path, model_folder):
     (tmp_path / "p").write_text("abc")
-    expected = run("--prompt", "abc", "-n", 4)[1]
-    assert expected
-    assert run("--prompt-file", tmp_path / "p", "-n", 4)[1] == expected
-    assert run("--ids", "97,98,99", "-n", 4)[1] == expected
+    expected = run("--prompt", "abc", "-n", 20)[1]
+    assert expected.strip()
+    assert run("--prompt-file", tmp_path / "p", "-n", 20)[1] == expected
+    assert run("--ids", "97,98,99", "-n", 20)[1] == expected
     piped = program(
-        "run", model_folder, *ON_MAIN, "--prompt-file", "-", "-n", 4, stdin=subprocess.PIPE
+        "run", model_folder, *ON_MAIN, "--prompt-file", "-", "-n", 20, stdin=subprocess.PIPE
     )
     assert piped.communicate(b"abc")[0].decode() == expected and piped.returncode == 0
 
@@ -182,7 +186,7 @@ def test_help_and_versions(capsys):
 @pytest.mark.parametrize("more", [[], ["--json"]])
 def test_a_full_disk(more, model_folder):
     with open("/dev/full", "w") as full:
-        p = program("run", model_folder, *ON_MAIN, "--prompt", "abc", "-n", 3, *more, stdout=full)
+        p = program("run", model_folder, *ON_MAIN, "--prompt", "abc", "-n", 20, *more, stdout=full)
         err = p.communicate()[1].decode()
     assert p.returncode == 1
     assert err.count("\n") == 1 and "No space left" in err
@@ -205,17 +209,19 @@ def test_ctrl_c_while_it_writes(model_folder):
 
 def test_ctrl_c_while_it_reads(model_folder, tmp_path):
     """In a terminal, so that the bar tells when the reading has begun."""
-    pty = pytest.importorskip("pty")
-    (tmp_path / "p").write_text("a" * 200_000)  # several seconds, in chunks
-    ours, theirs = pty.openpty()
+    (tmp_path / "p").write_text("a" * 100_000)  # more than ten seconds, in chunks
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
     units = ["--units", "cpu", "--shares", "1", "--min-rows", "1"]
     p = program("run", model_folder, *units, "--prompt-file", tmp_path / "p", stderr=theirs)
     os.close(theirs)
     seen = b""
     while b"prefill" not in seen:
         seen += os.read(ours, 4096)
+    begin = time.monotonic()
     p.send_signal(signal.SIGINT)
     assert p.wait(60) == 130 and p.stdout.read() == b""
+    assert time.monotonic() - begin < 5
     try:
         while data := os.read(ours, 4096):
             seen += data
