@@ -58,10 +58,10 @@ def test_sampled_tokens_are_those_of_mlx_lm(sampling, model_folder):
     ids = tokens(30)[0].tolist()
     renamed = {"temperature": "temp"}
     model = load_model(model_folder)[0]
-    mx.random.seed(7)
+    mx.random.seed(5)
     expected = by_mlx_lm(model, ids, 10, **{renamed.get(k, k): v for k, v in sampling.items()})
     runner = cleave.Runner(model_folder, **ON_MAIN)
-    assert list(runner.generate(ids, 10, seed=7, **sampling)) == expected
+    assert list(runner.generate(ids, 10, seed=5, **sampling)) == expected
     assert list(runner.generate(ids, 10, seed=8, **sampling)) != expected
 
 
