@@ -10,14 +10,14 @@ namespace cleave {
 
 /// How positions turn queries and keys: the variants of mlx_lm's rope_utils.initialize_rope.
 struct RopeConfig {
-  std::string type = "default"; ///< default, linear, dynamic, llama3, yarn, longrope or proportional
+  std::string type = "default"; ///< default, linear, dynamic, llama3, yarn, longrope, proportional or factors
   float theta = 10000.0f;
   bool traditional = false; ///< neighbours are turned together, not values half a head apart
   double factor = 1;
   int original_context = 0; ///< 0: not given
   double low_freq_factor = 1, high_freq_factor = 4;
   double beta_fast = 32, beta_slow = 1, mscale = 1, mscale_all_dim = 0;
-  std::vector<float> long_factor = {}; ///< one number, or one per pair
+  std::vector<float> long_factor = {}; ///< of longrope and factors: one number, or one per pair
   double partial_rotary_factor = 1;
 };
 

