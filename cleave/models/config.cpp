@@ -1,6 +1,7 @@
 #include "cleave/models/config.h"
 
 #include <algorithm>
+#include <cmath>
 #include <set>
 
 #include "cleave/models/fields.inl"
@@ -23,11 +24,11 @@ void read_factor_list(const Fields& f, int pairs, std::vector<float>& out) {
   if (!value || (list && static_cast<int>(value->size()) != pairs && value->size() != 1)) {
     f.refuse_field("long_factor", "a number, or one for each of " + std::to_string(pairs) + " pairs");
   }
-  for (const auto& number : list ? *value : Json::array({*value})) {
-    if (!number.is_number() || !(number.get<double>() > 0)) {
-      f.refuse_field("long_factor", "numbers above 0");
+  for (const auto* number : elements(*value)) {
+    if (!number->is_number() || !(number->get<float>() > 0) || !std::isfinite(number->get<float>())) {
+      f.refuse_field("long_factor", "finite numbers above 0");
     }
-    out.push_back(number.get<float>());
+    out.push_back(number->get<float>());
   }
 }
 
@@ -90,7 +91,7 @@ void read_rope(const Fields& f, double theta, ModelConfig& c) {
     read_scaling(*scaling, c.head_dim, c.context, c.rope);
   }
   // What the scaling makes of the context that the model was trained with.
-  if (c.rope.type == "dynamic" || c.rope.type == "yarn") {
+  if (c.rope.type == "linear" || c.rope.type == "dynamic" || c.rope.type == "yarn") {
     const double trained = c.rope.type == "yarn" ? c.rope.original_context : c.context;
     const double reach = std::min(trained * c.rope.factor, static_cast<double>(most_positions));
     c.context = c.context ? std::max(c.context, static_cast<int>(reach)) : 0;
@@ -169,11 +170,11 @@ void read_tokens(const Fields& f, int vocab, std::vector<int>& out) {
     return;
   }
   out.clear();
-  for (const auto& id : value->is_array() ? *value : Json::array({*value})) {
-    if (!id.is_number_integer() || id < 0 || id >= vocab) {
+  for (const auto* id : elements(*value)) {
+    if (!id->is_number_integer() || *id < 0 || *id >= vocab) {
       f.refuse_field("eos_token_id", "token ids from 0 to " + std::to_string(vocab - 1));
     }
-    out.push_back(id.get<int>());
+    out.push_back(id->get<int>());
   }
 }
 
@@ -264,17 +265,13 @@ std::string plain_name(const std::string& name) {
 }
 
 ModelConfig parse_config(const std::string& json, const std::string& source) {
-  const auto value = Json::parse(json, nullptr, false);
-  if (!value.is_object()) {
-    refuse("load_model", source + ", which is no JSON object,", "a file with one JSON object");
-  }
-  return from_json(value, source);
+  return from_json(parse_object(json, source), source);
 }
 
 ModelConfig read_config(const std::filesystem::path& folder) {
   auto config = from_json(read_json(folder / "config.json"), (folder / "config.json").string());
   const auto generation = folder / "generation_config.json";
-  if (std::filesystem::exists(generation)) {
+  if (std::error_code error; std::filesystem::exists(generation, error)) {
     const auto json = read_json(generation);
     read_tokens(Fields(json, generation.string()), config.vocab, config.end_tokens);
   }

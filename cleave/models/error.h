@@ -11,9 +11,7 @@ class ModelError : public std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
 
-/// Throws ModelError("[op] got GIVEN and needs NEEDED").
-[[noreturn]] inline void refuse(const std::string& op, const std::string& given, const std::string& needed) {
-  throw ModelError("[" + op + "] got " + given + " and needs " + needed);
-}
+/// Throws ModelError("[op] got GIVEN and needs NEEDED"). Names out of damaged files are shown as printable UTF-8.
+[[noreturn]] void refuse(const std::string& op, const std::string& given, const std::string& needed);
 
 } // namespace cleave

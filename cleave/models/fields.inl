@@ -2,12 +2,15 @@
 // JSON.
 #pragma once
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "cleave/models/error.h"
 
@@ -17,8 +20,42 @@ using Json = nlohmann::json;
 
 /// A value as a person would want to see it in one sentence.
 inline std::string shown(const Json& value) {
+  for (const auto& inner : value) { // written by recursion, which a file must not be able to drive deep
+    if (inner.is_structured()) {
+      return std::string(value.is_array() ? "a list of " : "an object of ") + std::to_string(value.size());
+    }
+  }
   auto text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
   return text.size() > 80 ? text.substr(0, 77) + "..." : text;
+}
+
+/// The elements of a list, or the one value that stands in its place.
+inline std::vector<const Json*> elements(const Json& value) {
+  std::vector<const Json*> out;
+  if (!value.is_array()) {
+    return {&value};
+  }
+  for (const auto& element : value) {
+    out.push_back(&element);
+  }
+  return out;
+}
+
+/// `text` parsed; `source` stands for it in messages. Throws ModelError when it is no JSON object.
+inline Json parse_object(const std::string& text, const std::string& source) {
+  Json value;
+  try {
+    value = Json::parse(text);
+  } catch (const Json::parse_error& e) {
+    const auto end = text.begin() + static_cast<std::ptrdiff_t>(std::min(e.byte, text.size()));
+    const auto line = std::to_string(1 + std::count(text.begin(), end, '\n'));
+    refuse("load_model", source + ", which is no JSON at line " + line + ",", "a file with one JSON object");
+  } catch (const Json::exception&) { // a number beyond all range
+  }
+  if (!value.is_object()) {
+    refuse("load_model", source + ", which is no JSON object,", "a file with one JSON object");
+  }
+  return value;
 }
 
 /// The file's text parsed. Throws ModelError when it is no readable file or no JSON object.
@@ -28,14 +65,11 @@ inline Json read_json(const std::filesystem::path& file) {
   if (std::filesystem::is_regular_file(file, ignored)) {
     stream.open(file, std::ios::binary);
   }
-  if (!stream) {
+  if (!stream.is_open()) {
     refuse("load_model", file.string() + ", which is no readable file,", "a file of JSON");
   }
-  auto value = Json::parse(stream, nullptr, false);
-  if (!value.is_object()) {
-    refuse("load_model", file.string() + ", which is no JSON object,", "a file with one JSON object");
-  }
-  return value;
+  const std::string text{std::istreambuf_iterator<char>(stream), {}};
+  return parse_object(text, file.string());
 }
 
 /// An absent field and one of null are the same; a field without a fallback has to be there.

@@ -97,18 +97,19 @@ std::map<std::string, TensorInfo> read_safetensors_header(const fs::path& file) 
 std::vector<fs::path> find_shards(const fs::path& folder) {
   std::set<fs::path> shards;
   const auto index = folder / "model.safetensors.index.json";
-  if (fs::exists(index)) {
+  std::error_code error;
+  if (fs::exists(index, error)) {
     const auto json = read_json(index);
     const auto map = Fields(json, index.string()).object("weight_map");
-    if (!map) {
-      refuse("load_model", "no 'weight_map' in " + index.string(), "an object of file names");
+    if (!map || map->json().empty()) {
+      Fields(json, index.string()).refuse_field("weight_map", "an object with the file of each tensor");
     }
     for (const auto& [name, file] : map->json().items()) {
       const auto plain = file.is_string() ? fs::path(file.get<std::string>()) : fs::path();
       if (plain.empty() || plain != plain.filename()) {
         refuse("load_model", "'" + name + "': " + shown(file) + " in " + index.string(), "the name of a file");
       }
-      if (!fs::exists(folder / plain)) {
+      if (!fs::exists(folder / plain, error)) {
         refuse(
             "load_model", folder.string() + " without " + plain.string(),
             "every file that " + index.filename().string() + " names");
@@ -116,7 +117,7 @@ std::vector<fs::path> find_shards(const fs::path& folder) {
       shards.insert(folder / plain);
     }
   } else {
-    for (const auto& entry : fs::directory_iterator(folder)) {
+    for (const auto& entry : fs::directory_iterator(folder, error)) {
       const auto name = entry.path().filename().string();
       if (name.starts_with("model") && name.ends_with(".safetensors")) {
         shards.insert(entry.path());

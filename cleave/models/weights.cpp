@@ -1,5 +1,6 @@
 #include "cleave/models/weights.h"
 
+#include <algorithm>
 #include <sstream>
 
 #include "cleave/element.h"
@@ -43,7 +44,7 @@ LinearWeight Weights::linear(const std::string& module, int n, int k, bool bias)
     if (has(module + ".biases")) {
       w.biases = take(module + ".biases");
     }
-    describe_packing(module, w, k);
+    describe_packing(module, w, n, k);
   }
   const bool dense = !w.packed() && is_activation_dtype(w.weight.dtype());
   if (w.weight.ndim() != 2 || w.weight.shape(0) != n || (!w.packed() && !dense) || w.k() != k) {
@@ -56,21 +57,41 @@ LinearWeight Weights::linear(const std::string& module, int n, int k, bool bias)
   return w;
 }
 
-void Weights::describe_packing(const std::string& module, LinearWeight& w, int k) const {
+void Weights::describe_packing(const std::string& module, LinearWeight& w, int n, int k) const {
   const auto& scales = *w.scales;
   if (!quantized_) {
     refuse_array(module + ".scales", scales, "'quantization' in config.json");
   }
-  if (w.weight.dtype() != mx::uint32 || w.weight.ndim() != 2 || scales.ndim() != 2 || scales.shape(1) < 1 ||
-      k % scales.shape(1) || w.weight.shape(1) > k || w.weight.shape(1) * int64_t(32) % k) {
-    refuse_array(module + ".weight", w.weight, "uint32 for " + std::to_string(k) + " inputs, with a scale per group");
+  if (scales.ndim() != 2 || scales.shape(0) != n || scales.shape(1) < 1 || k % scales.shape(1)) {
+    refuse_array(
+        module + ".scales", scales,
+        "one for each group of " + std::to_string(k) + " inputs, in rows of " + std::to_string(n));
+  }
+  const bool words = w.weight.dtype() == mx::uint32 && w.weight.ndim() == 2 && w.weight.shape(1) * int64_t(32) % k == 0;
+  w.bits = words ? static_cast<int>(std::min(w.weight.shape(1) * int64_t(32) / k, int64_t(9))) : 0;
+  if (w.bits < 2 || w.bits > 8 || w.bits == 7) {
+    refuse_array(
+        module + ".weight", w.weight,
+        "uint32 with 2, 3, 4, 5, 6 or 8 bits for each of " + std::to_string(k) + " inputs");
   }
   w.group_size = k / scales.shape(1);
-  w.bits = static_cast<int>(w.weight.shape(1) * int64_t(32) / k);
-  if (scales.dtype() != mx::uint8) {
-    w.mode = "affine";
-  } else {
+  if (scales.dtype() == mx::uint8) {
     w.mode = w.bits == 8 ? "mxfp8" : w.group_size == 16 ? "nvfp4" : "mxfp4";
+    if ((w.bits != 4 && w.bits != 8) || w.group_size != (w.mode == "nvfp4" ? 16 : 32) || w.biases) {
+      refuse_array(
+          module + ".scales", scales, "mxfp4 or mxfp8 in groups of 32 or nvfp4 in groups of 16, without biases");
+    }
+  } else {
+    w.mode = "affine";
+    if (!is_activation_dtype(scales.dtype())) {
+      refuse_array(module + ".scales", scales, "float32, float16 or bfloat16");
+    }
+    if (!w.biases) {
+      refuse("load_model", source_ + " without tensor '" + module + ".biases'", "biases beside the scales");
+    }
+    if (w.biases->shape() != scales.shape() || w.biases->dtype() != scales.dtype()) {
+      refuse_array(module + ".biases", *w.biases, "the shape and dtype of the scales");
+    }
   }
   const auto named = packed_as_.find(module);
   if (named != packed_as_.end()) {

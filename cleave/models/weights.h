@@ -29,7 +29,7 @@ class Weights {
 
  private:
   mx::array take(const std::string& name);
-  void describe_packing(const std::string& module, LinearWeight& weight, int k) const;
+  void describe_packing(const std::string& module, LinearWeight& weight, int n, int k) const;
   [[noreturn]] void refuse_array(const std::string& name, const mx::array& array, const std::string& needed) const;
 
   std::unordered_map<std::string, mx::array> arrays_;

@@ -191,7 +191,7 @@ REFUSED = {
     ),
     "vocabulary": ({"llama.vocab_size": 200}, None, ["'model.embed_tokens.weight'", "[200, 64]"]),
     "no vocabulary": ({"tokenizer.ggml.tokens": None}, None, ["no 'llama.vocab_size'"]),
-    "alignment": ({"general.alignment": 2**31}, None, ["'general.alignment'"]),
+    "alignment": ({"general.alignment": 0}, None, ["'general.alignment': 0"]),
     "no tensor": ({}, without("blk.1.ffn_up.weight"), ["'model.layers.1.mlp.up_proj.weight'"]),
     "other tensor": (
         {},
