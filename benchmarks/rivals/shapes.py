@@ -1,0 +1,52 @@
+"""A decoder's products and their floating-point operations, from its config.json."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the forward pass of a Llama or Qwen3 model multiplies."""
+
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+
+    @classmethod
+    def of(cls, config: dict) -> "Shape":
+        heads = config["num_attention_heads"]
+        return cls(
+            config["hidden_size"],
+            config["intermediate_size"],
+            config["num_hidden_layers"],
+            heads,
+            config.get("num_key_value_heads", heads),
+            config.get("head_dim") or config["hidden_size"] // heads,
+            config["vocab_size"],
+        )
+
+    def products(self) -> list:
+        """(outputs n, inputs k, how many of them) of the products over all tokens; q, k, v are one, gate and up too."""
+        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return [
+            (q + 2 * kv, self.hidden, self.layers),
+            (self.hidden, q, self.layers),
+            (2 * self.intermediate, self.hidden, self.layers),
+            (self.hidden, self.intermediate, self.layers),
+        ]
+
+    def linear_flops(self, tokens: int) -> int:
+        """Of the linear layers over `tokens`, and of the head at the last position."""
+        layers = sum(n * k * count for n, k, count in self.products())
+        return 2 * (tokens * layers + self.vocab * self.hidden)
+
+    def attention_flops(self, tokens: int) -> int:
+        """Of q k^T and its product with v, where position i sees i + 1 positions."""
+        pairs = tokens * (tokens + 1) // 2
+        return 4 * self.layers * self.heads * self.head_dim * pairs
+
+    def flops(self, tokens: int) -> int:
+        return self.linear_flops(tokens) + self.attention_flops(tokens)
