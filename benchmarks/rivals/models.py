@@ -29,11 +29,22 @@ QWEN3 = {  # the shape of Qwen3-0.6B
 
 
 class Model:
-    """name; packed: the folder in its own format; dense: the folder for those who read no packed weights."""
+    """One model in all the forms the contenders read.
+
+    Attributes:
+        packed: the folder in the model's own format, called `form` ("Q4_1"), with activations of `dtype`.
+        dense: the folder for those who read no packed weights.
+        gguf_format: that of the GGUF file which the other formats are made from.
+    """
 
     def __init__(self, name: str, packed: Path, dense: Path, gguf_format: str):
         self.name, self.packed, self.dense, self.gguf_format = name, packed, dense, gguf_format
-        self.shape = Shape.of(json.loads((dense / "config.json").read_text()))
+        config = json.loads((packed / "config.json").read_text())
+        self.shape, self.dtype = Shape.of(config), config["torch_dtype"]
+        self.form = gguf_format if "quantization" in config else gguf_format.lower()
+
+    def gigabytes(self, bytes_per_weight: float) -> float:
+        return self.shape.weights * bytes_per_weight / 1e9
 
     def gguf(self, form: str) -> Path:
         """The GGUF file in this format. Raises SetupError."""

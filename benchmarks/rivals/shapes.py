@@ -38,6 +38,11 @@ class Shape:
             (self.hidden, self.intermediate, self.layers),
         ]
 
+    @property
+    def weights(self) -> int:
+        """Values of all matrices; the head is the embedding."""
+        return self.vocab * self.hidden + sum(n * k * count for n, k, count in self.products())
+
     def linear_flops(self, tokens: int) -> int:
         """Of the linear layers over `tokens`, and of the head at the last position."""
         layers = sum(n * k * count for n, k, count in self.products())

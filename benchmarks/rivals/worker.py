@@ -35,9 +35,13 @@ class Worker:
             self.close()
             raise
 
+    @property
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
     def run(self, what: str, tokens: int, seconds: float):
         """The answer to one request, a dict. Raises WorkerError; after a time-out the worker is gone."""
-        if self._process.poll() is not None:
+        if self.ended:
             raise WorkerError(f"its process ended with code {self._process.returncode}")
         try:
             self._process.stdin.write(json.dumps({"run": what, "tokens": tokens}).encode() + b"\n")
