@@ -77,11 +77,15 @@ def stock(model: Model) -> list:
     """Stock MLX takes tens of seconds for a prefill here: once, short; packed weights only decode, a few tokens."""
     program = [sys.executable, HERE / "serve_mlx.py"]
     bounds = {"rounds": 1, "warm_up": False, "longest": STOCK_TOKENS, "decode": STOCK_DECODE}
-    dense = Contender("stock MLX fp32", "stock MLX", ("fp32",), [*program, model.dense, "fp32"], **bounds)
+    dense = Contender(
+        "stock MLX fp32", "stock MLX", ("fp32",), [*program, model.dense, "fp32"], **bounds
+    )
     dense.gigabytes = model.gigabytes(4) * 1.5
     bounds["longest"] = 1
     name = f"stock MLX {model.form}"
-    loaded = Contender(name, "stock MLX", HALF[model.dtype], [*program, model.packed, "loaded"], **bounds)
+    loaded = Contender(
+        name, "stock MLX", HALF[model.dtype], [*program, model.packed, "loaded"], **bounds
+    )
     return [dense, loaded]
 
 

@@ -45,7 +45,9 @@ def between_sites(shape: Shape, config: dict, tokens: int) -> dict:
         mx.eval(a)
         return a
 
-    def heads(count):  # as a product leaves them: [1, tokens, heads, d], seen as [1, heads, tokens, d]
+    def heads(
+        count,
+    ):  # as a product leaves them: [1, tokens, heads, d], seen as [1, heads, tokens, d]
         return array(1, tokens, count, shape.head_dim).transpose(0, 2, 1, 3)
 
     def best(call) -> float:

@@ -15,7 +15,9 @@ def native(folder, min_rows):
     from cleave._load import _core
 
     unit = make_unit("cpu")
-    decoder = _core.load_decoder(folder, shares=lambda site, weight: [(unit, 1.0)], min_rows=min_rows)
+    decoder = _core.load_decoder(
+        folder, shares=lambda site, weight: [(unit, 1.0)], min_rows=min_rows
+    )
 
     def prefill(tokens):
         ids = token_ids(tokens, decoder.config.vocab)

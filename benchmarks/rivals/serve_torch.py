@@ -36,7 +36,10 @@ def load():
         return timed(run)
 
     handlers = {"prefill": prefill, "decode": decode} if cached else {"prefill": prefill}
-    return f"torch {torch.__version__} {dtype} {how} {torch.backends.cpu.get_cpu_capability()}", handlers
+    return (
+        f"torch {torch.__version__} {dtype} {how} {torch.backends.cpu.get_cpu_capability()}",
+        handlers,
+    )
 
 
 serve(load)

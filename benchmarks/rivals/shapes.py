@@ -43,15 +43,18 @@ class Shape:
         """Values of all matrices; the head is the embedding."""
         return self.vocab * self.hidden + sum(n * k * count for n, k, count in self.products())
 
-    def linear_flops(self, tokens: int) -> int:
-        """Of the linear layers over `tokens`, and of the head at the last position."""
-        layers = sum(n * k * count for n, k, count in self.products())
-        return 2 * (tokens * layers + self.vocab * self.hidden)
-
-    def attention_flops(self, tokens: int) -> int:
-        """Of q k^T and its product with v, where position i sees i + 1 positions."""
+    def op_flops(self, tokens: int) -> dict:
+        """Floating-point operations of a prefill by op. The head works on the last position; in attention, position i
+        sees i + 1 positions, by q k^T and a product with v."""
+        qkv, o, gate_up, down = (2 * tokens * n * k * count for n, k, count in self.products())
         pairs = tokens * (tokens + 1) // 2
-        return 4 * self.layers * self.heads * self.head_dim * pairs
+        return {
+            "qkv": qkv,
+            "o": o,
+            "mlp": gate_up + down,
+            "head": 2 * self.vocab * self.hidden,
+            "attention": 4 * self.layers * self.heads * self.head_dim * pairs,
+        }
 
     def flops(self, tokens: int) -> int:
-        return self.linear_flops(tokens) + self.attention_flops(tokens)
+        return sum(self.op_flops(tokens).values())

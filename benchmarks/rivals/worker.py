@@ -20,7 +20,7 @@ class Worker:
         self._log = open(log, "ab")
         # A session of its own: Ctrl-C reaches the parent alone, which then ends its workers.
         self._process = subprocess.Popen(
-            command,
+            [str(c) for c in command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
