@@ -18,7 +18,7 @@ import mlx.core as mx
 from rivals import contenders, setup
 from rivals.contest import compete
 from rivals.models import MODELS
-from rivals.tables import of_family, show
+from rivals.tables import show
 from rivals.worker import WorkerError
 
 import cleave
@@ -235,7 +235,8 @@ def run(args) -> int:
             results.append(contest(model, threads, args, missing))
             say("\n" + show(results[-1]))
             before, after = (
-                " ".join(f"{x:.1f}" for x in l) for l in (load.before, os.getloadavg())
+                " ".join(f"{x:.1f}" for x in averages)
+                for averages in (load.before, os.getloadavg())
             )
             data |= {
                 "versions": versions(results),

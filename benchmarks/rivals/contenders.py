@@ -90,7 +90,8 @@ def stock(model: Model) -> list:
 
 
 def peaks(model: Model, types=PEAK_TYPES) -> list:
-    program = next(setup.ROOT.glob("build/*/benchmarks/gemm_peak"), None)
+    built = setup.ROOT.glob("build/*/benchmarks/gemm_peak")
+    program = max(built, key=lambda p: p.stat().st_mtime, default=None)
     shapes = [str(v) for product in model.shape.products() for v in product]
     all_ = []
     for type_ in types:
