@@ -150,6 +150,7 @@ def contest(model, threads: int, args, missing: dict) -> dict:
                 "peak": list(c.peak),
                 "ready": c.ready,
                 "why": c.why,
+                "used_seconds": c.used,
                 "samples": [[*job, seconds] for job, seconds in c.samples.items()],
             }
             for c in everyone

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cstdint>
 #include <cstdio>
 #include <iostream>
 #include <map>
@@ -53,13 +54,10 @@ struct Product {
   }
 };
 
-/// Zeros would be as fast, but for denormals nobody wants to think about: ones in every type.
+/// Ordinary numbers in every type: 1 as a half, 1/128 as a bfloat16 and a float, 0 and 60 as int8.
 memory filled(const memory::desc& desc, const dnnl::engine& engine) {
   memory m(desc, engine);
-  auto* bytes = static_cast<unsigned char*>(m.get_data_handle());
-  for (size_t i = 0; i < desc.get_size(); ++i) {
-    bytes[i] = i % 2 ? 0x3c : 0; // a half, a bfloat16 and a float of ordinary size; 0 and 60 as int8
-  }
+  std::fill_n(static_cast<uint16_t*>(m.get_data_handle()), desc.get_size() / 2, uint16_t{0x3c00});
   return m;
 }
 

@@ -75,7 +75,9 @@ class Contender:
         if self.worker is None:
             return
         if left <= 0 or self.expected(what, tokens) > left:
-            self.why = self.why or f"stopped by its budget of {budget + self.extra_seconds:.0f} s"
+            self.why = (
+                self.why or f"not all samples: its budget of {budget + self.extra_seconds:.0f} s"
+            )
             return
         first = (what, tokens) not in self.samples
         begin = time.monotonic()

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -43,7 +44,8 @@ def compiler() -> str:
 def amx_is_miscompiled(compiler_line: str) -> bool:
     if "clang" in compiler_line:
         return False
-    version = tuple(int(p) for p in compiler_line.split()[-1].split(".")[:2] if p.isdigit())
+    found = re.search(r"\) (\d+)\.(\d+)", compiler_line)
+    version = tuple(map(int, found.groups())) if found else (0, 0)
     return version < (12, 4) or (13, 0) <= version < (13, 3)
 
 
