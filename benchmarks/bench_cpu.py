@@ -61,8 +61,7 @@ def arguments(argv=None):
     p.add_argument(
         "--min-rows",
         type=int,
-        default=1,
-        help="of the native decoder (default 1: all calls on the unit)",
+        help="cleave's calls of fewer tokens run mlx's own ops (default: native 1, patched patch_model's)",
     )
     p.add_argument("--profile", action="store_true", help="where cleave's time goes, op by op")
     p.add_argument("--docs", action="store_true", help="write the docs also after a partial run")
@@ -76,6 +75,8 @@ def arguments(argv=None):
         p.error(f"got model {unknown[0]} and knows {', '.join(MODELS)}")
     args.lengths = args.lengths or ([128, 512] if args.quick else [128, 512, 1024, 2048])
     args.threads = args.threads or ([cores] if args.quick else sorted({1, cores}))
+    if args.min_rows is not None and args.min_rows < 1:
+        p.error(f"got min-rows {args.min_rows} and needs at least 1")
     if max(args.threads) > cores:
         p.error(f"got {max(args.threads)} threads and {cores} cores may be used")
     args.rounds = args.rounds or (3 if args.quick else 5)

@@ -15,24 +15,28 @@ LLAMA_PEAKS = {"F32": ("fp32",), "F16": HALF["float16"], "BF16": HALF["bfloat16"
 COMPILE_SECONDS = 240.0
 STOCK_TOKENS = 128
 STOCK_DECODE = 4
+STOCK_SECONDS = 60.0
 
 
-def cleave(model: Model, min_rows: int) -> list:
-    """min_rows: of the native decoder; the patched model has the package's default."""
+def cleave(model: Model, min_rows: int | None) -> list:
+    """min_rows: calls with fewer tokens run mlx's own ops; None: 1 for the native decoder, for the patched model the
+    default of patch_model."""
 
-    def one(folder, how, form, peak, *rest):
-        command = [sys.executable, HERE / "serve_cleave.py", folder, how, *rest]
+    def one(folder, how, form, peak, rows):
+        command = [sys.executable, HERE / "serve_cleave.py", folder, how]
+        command += [] if rows is None else [rows]
         memory = model.gigabytes(4) + model.gigabytes(2)  # packed operands beside the model
         return Contender(f"cleave {how} {form}", "cleave", peak, command, gigabytes=memory)
 
-    form, peak = model.form, HALF[model.dtype]
+    rows = min_rows or 1
     all_ = [
-        one(model.packed, "native", form, peak, min_rows),
-        one(model.packed, "patched", form, peak),
+        one(model.packed, "native", model.form, HALF[model.dtype], rows),
+        one(model.packed, "patched", model.form, HALF[model.dtype], min_rows),
     ]
-    all_[1].decode = STOCK_DECODE  # short calls run mlx's own ops
+    if min_rows is None:
+        all_[1].decode = STOCK_DECODE
     if model.dense != model.packed:
-        all_.append(one(model.dense, "native", "fp32", HALF["float32"], min_rows))
+        all_.append(one(model.dense, "native", "fp32", HALF["float32"], rows))
     return all_
 
 
@@ -78,6 +82,7 @@ def stock(model: Model) -> list:
     """Stock MLX takes tens of seconds for a prefill here: once, short; packed weights only decode, a few tokens."""
     program = [sys.executable, HERE / "serve_mlx.py"]
     bounds = {"rounds": 1, "warm_up": False, "longest": STOCK_TOKENS, "decode": STOCK_DECODE}
+    bounds["extra_seconds"] = STOCK_SECONDS
     dense = Contender(
         "stock MLX fp32", "stock MLX", ("fp32",), [*program, model.dense, "fp32"], **bounds
     )

@@ -1,12 +1,14 @@
 """All contenders on one model and one number of threads: their processes, and samples taken in turn."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rivals.worker import Worker, WorkerError
 
 PAUSE = 0.05  # seconds between samples, in which the last contender's threads stop spinning
+JOB_SHARE = 1 / 3  # of a contender's budget: the longest that one request may take
 START_SECONDS = 120  # in which a contender must be loaded
 
 
@@ -23,7 +25,7 @@ class Contender:
         rounds: samples of each, None: all; warm_up: whether a first call is thrown away.
         extra_seconds: added to the budget, as for a compiler.
         samples: (what, tokens) -> seconds of each sample.
-        why: why something, or all, was not measured.
+        why: why something, or all, was not measured; given_up: the jobs that failed.
     """
 
     name: str
@@ -40,8 +42,10 @@ class Contender:
     why: str = ""
     ready: str = ""
     samples: dict = field(default_factory=dict)
+    given_up: set = field(default_factory=set)
     used: float = 0.0
     worker: Worker | None = None
+    start_again: Callable = lambda: None
 
     def start(self, threads: int, log: Path) -> None:
         if self.command is None:
@@ -50,11 +54,12 @@ class Contender:
         if self.gigabytes > free:
             self.why = f"it needs {self.gigabytes:.1f} GB of memory and {free:.1f} are free"
             return
+        self.start_again = lambda: self.start(threads, log)
         try:
             self.worker = Worker(self.command, threads, log, self.environment, START_SECONDS)
             self.ready = self.worker.ready
         except (WorkerError, OSError) as error:
-            self.why = str(error)
+            self.why = self.why or str(error)
 
     def stop(self) -> None:
         if self.worker:
@@ -70,26 +75,26 @@ class Contender:
         return max(rates, default=0.0) * tokens * (2 if self.warm_up else 1)
 
     def sample(self, what: str, tokens: int, budget: float) -> None:
-        """Takes one sample unless it would pass the budget; what goes wrong becomes `why`."""
+        """Takes one sample unless it would pass the budget; what goes wrong becomes `why`, and is not tried again."""
         left = budget + self.extra_seconds - self.used
-        if self.worker is None:
+        if self.worker is None or (what, tokens) in self.given_up:
             return
         if left <= 0 or self.expected(what, tokens) > left:
-            self.why = (
-                self.why or f"not all samples: its budget of {budget + self.extra_seconds:.0f} s"
-            )
+            self.why = self.why or f"not all samples: its budget of {self.used + left:.0f} s"
             return
-        first = (what, tokens) not in self.samples
         begin = time.monotonic()
         try:
-            if first and self.warm_up:
-                self.worker.run(what, tokens, left)
-            seconds = self.worker.run(what, tokens, max(left, 5))["seconds"]
+            limit = min(left, budget * JOB_SHARE + self.extra_seconds)
+            if self.warm_up and (what, tokens) not in self.samples:
+                self.worker.run(what, tokens, limit)
+            seconds = self.worker.run(what, tokens, limit)["seconds"]
             self.samples.setdefault((what, tokens), []).extend(seconds)
         except WorkerError as error:
+            self.given_up.add((what, tokens))
             self.why = self.why or f"{what} of {tokens} tokens: {error}"
             if self.worker.ended:
                 self.stop()
+                self.start_again()
         finally:
             self.used += time.monotonic() - begin
 
