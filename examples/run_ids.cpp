@@ -1,6 +1,7 @@
 // Continues a text that is given as token ids: run_ids MODEL COUNT ID ID ID... prints COUNT further ids, fewer where
 // the model ends its answer. MODEL is a folder as mlx_lm reads it, or a .gguf file.
 #include <algorithm>
+#include <charconv>
 #include <cstdio>
 #include <string>
 
@@ -14,10 +15,10 @@ int main(int argc, char** argv) {
   try {
     std::vector<int> ids;
     for (int i = 2; i < argc; ++i) {
-      size_t read = 0;
-      ids.push_back(std::stoi(argv[i], &read));
-      if (argv[i][read] != '\0') {
-        throw std::invalid_argument(std::string(argv[i]) + " is no number");
+      const std::string word = argv[i];
+      const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), ids.emplace_back());
+      if (error != std::errc() || end != word.data() + word.size()) {
+        throw std::invalid_argument("[run_ids] got " + word + " and needs whole numbers");
       }
     }
     const int count = ids[0];

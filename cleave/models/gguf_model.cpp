@@ -141,11 +141,9 @@ mx::Dtype model_dtype(const GgufFile& file) {
 /// llama.cpp has the two values that are turned together in neighbouring rows, mlx_lm half a head apart. Whole rows
 /// are moved, so one order serves packed weights, scales and biases.
 mx::array unpermuted(const mx::array& a, int heads) {
-  auto pairs = a.shape();
-  pairs[0] /= 2 * heads;
-  pairs.insert(pairs.begin(), heads);
-  pairs.insert(pairs.begin() + 2, 2);
-  return mx::contiguous(mx::reshape(mx::swapaxes(mx::reshape(a, pairs), 1, 2), a.shape()));
+  const int rows = a.shape(0), columns = static_cast<int>(a.size() / rows);
+  const auto pairs = mx::reshape(a, {heads, rows / heads / 2, 2, columns});
+  return mx::contiguous(mx::reshape(mx::swapaxes(pairs, 1, 2), a.shape()));
 }
 
 } // namespace
