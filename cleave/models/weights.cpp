@@ -62,17 +62,17 @@ void Weights::describe_packing(const std::string& module, LinearWeight& w, int n
   if (!quantized_) {
     refuse_array(module + ".scales", scales, "'quantization' in config.json");
   }
+  const bool words = w.weight.dtype() == mx::uint32 && w.weight.ndim() == 2 && w.weight.shape(0) == n &&
+                     w.weight.shape(1) * int64_t(32) % k == 0;
+  w.bits = words ? static_cast<int>(std::min(w.weight.shape(1) * int64_t(32) / k, int64_t(9))) : 0;
+  if (w.bits < 2 || w.bits > 8 || w.bits == 7) {
+    const auto shape = "[" + std::to_string(n) + ", " + std::to_string(k) + "]";
+    refuse_array(module + ".weight", w.weight, "uint32 with 2, 3, 4, 5, 6 or 8 bits for each of " + shape);
+  }
   if (scales.ndim() != 2 || scales.shape(0) != n || scales.shape(1) < 1 || k % scales.shape(1)) {
     refuse_array(
         module + ".scales", scales,
         "one for each group of " + std::to_string(k) + " inputs, in rows of " + std::to_string(n));
-  }
-  const bool words = w.weight.dtype() == mx::uint32 && w.weight.ndim() == 2 && w.weight.shape(1) * int64_t(32) % k == 0;
-  w.bits = words ? static_cast<int>(std::min(w.weight.shape(1) * int64_t(32) / k, int64_t(9))) : 0;
-  if (w.bits < 2 || w.bits > 8 || w.bits == 7) {
-    refuse_array(
-        module + ".weight", w.weight,
-        "uint32 with 2, 3, 4, 5, 6 or 8 bits for each of " + std::to_string(k) + " inputs");
   }
   w.group_size = k / scales.shape(1);
   if (scales.dtype() == mx::uint8) {
