@@ -8,7 +8,7 @@ from pathlib import Path
 from rivals.worker import Worker, WorkerError
 
 PAUSE = 0.05  # seconds between samples, in which the last contender's threads stop spinning
-JOB_SHARE = 1 / 3  # of a contender's budget: the longest that one request may take
+JOB_SHARE = 1 / 2  # of a contender's budget: the longest that one request may take
 START_SECONDS = 120  # in which a contender must be loaded
 
 

@@ -201,10 +201,10 @@ def test_a_contender_that_was_late_once_goes_on(fake, tmp_path):
     late = module("contest").Contender("a", "cleave", command=fake(), warm_ups=0)
     late.start(1, tmp_path / "log")
     try:
-        late.sample("slow", 1, budget=3)  # a request may take a third of it
+        late.sample("slow", 1, budget=2)  # a request may take half of it
         assert "slow of 1 tokens: no answer within 1 s" in late.why
-        late.sample("slow", 1, budget=3)
-        late.sample("prefill", 512, budget=3)
+        late.sample("slow", 1, budget=2)
+        late.sample("prefill", 512, budget=2)
         assert late.samples == {("prefill", 512): [0.512]}
     finally:
         late.stop()
