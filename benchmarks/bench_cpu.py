@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 import sys
+import textwrap
 import time
 from pathlib import Path
 
@@ -173,18 +174,16 @@ def profile(contender, args) -> dict:
 
 def section(data: dict) -> str:
     """The bench's part of docs/measurements.md."""
-    lines = [
-        BEGIN,
-        f"## Prefill and decode beside rivals ({data['date']})",
-        "",
-        f"{data['machine']} ({data['flags']}); {data['versions']}.",
-        f"Load of the machine before and after: {data['load']}; others kept {data['others']:.2f} cores busy. By `./run bench-cpu",
-        f"{data['options']}`: contenders sampled in turn within one run; median, ± half the spread. A prefill computes the last",
-        "position's logits and keeps the cache (compiled PyTorch: no cache). GFLOPS: linear layers and attention of the whole",
-        "pass; the peak: oneDNN's matmul alone on the same products.",
-        *[f"{note[0].upper()}{note[1:]}." for note in data["notes"]],
-        "",
-    ]
+    notes = "".join(f" {note[0].upper()}{note[1:]}." for note in data["notes"])
+    about = (
+        f"{data['machine']} ({data['flags']}); {data['versions']}. Load of the machine before and after: "
+        f"{data['load']}; others kept {data['others']:.2f} cores busy. By `./run bench-cpu {data['options']}`: "
+        "contenders sampled in turn within one run; median, ± half the spread. A prefill computes the last "
+        "position's logits and keeps the cache (compiled PyTorch: no cache). GFLOPS: linear layers and attention of "
+        f"the whole pass; the peak: oneDNN's matmul alone on the same products.{notes}"
+    )
+    head = f"## Prefill and decode beside rivals ({data['date']})"
+    lines = [BEGIN, head, "", *textwrap.wrap(about, 118, break_on_hyphens=False), ""]
     for result in data["results"]:
         threads = result["threads"]
         lines += [f"**{result['model']}, {threads} thread{'s' if threads > 1 else ''}**", ""]

@@ -8,7 +8,7 @@ from pathlib import Path
 from rivals.worker import Worker, WorkerError
 
 PAUSE = 0.05  # seconds between samples, in which the last contender's threads stop spinning
-JOB_SHARE = 1 / 3  # of a contender's budget: the longest that one request may take
+JOB_SHARE = 1 / 2  # of a contender's budget: the longest that one request may take
 START_SECONDS = 120  # in which a contender must be loaded
 
 
@@ -22,7 +22,7 @@ class Contender:
         command: starts its worker (serve.py); None with `why` for one that is not to be had.
         gigabytes: memory that it needs.
         longest: the longest prefill it is asked for, None: no limit; decode: tokens of a decode, 0: none.
-        rounds: samples of each, None: all; warm_up: whether a first call is thrown away.
+        rounds: samples of each, None: all; warm_ups: first calls that are thrown away.
         extra_seconds: added to the budget, as for a compiler.
         samples: (what, tokens) -> seconds of each sample.
         why: why something, or all, was not measured; given_up: the jobs that failed.
@@ -37,7 +37,7 @@ class Contender:
     longest: int | None = None
     decode: int = 32
     rounds: int | None = None
-    warm_up: bool = True
+    warm_ups: int = 1
     extra_seconds: float = 0.0
     why: str = ""
     ready: str = ""
@@ -72,7 +72,7 @@ class Contender:
         if seen:
             return max(seen)
         rates = [max(s) / n for (w, n), s in self.samples.items() if w == what and s]
-        return max(rates, default=0.0) * tokens * (2 if self.warm_up else 1)
+        return max(rates, default=0.0) * tokens * (1 + self.warm_ups)
 
     def sample(self, what: str, tokens: int, budget: float) -> None:
         """Takes one sample unless it would pass the budget; what goes wrong becomes `why`, and is not tried again."""
@@ -85,7 +85,7 @@ class Contender:
         begin = time.monotonic()
         try:
             limit = min(left, budget * JOB_SHARE + self.extra_seconds)
-            if self.warm_up and (what, tokens) not in self.samples:
+            for _ in range(0 if (what, tokens) in self.samples else self.warm_ups):
                 self.worker.run(what, tokens, limit)
             seconds = self.worker.run(what, tokens, limit)["seconds"]
             self.samples.setdefault((what, tokens), []).extend(seconds)

@@ -14,7 +14,7 @@ def main():
     program, file, threads = sys.argv[1:]
 
     def bench(prompt: int, generated: int) -> list:
-        sizes = ["-p", str(prompt), "-n", str(generated), "-t", threads, "-r", "2", "-o", "json"]
+        sizes = ["-p", str(prompt), "-n", str(generated), "-t", threads, "-r", "1", "-o", "json"]
         done = subprocess.run(
             [program, "-m", file, *sizes], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
         )

@@ -10,6 +10,8 @@ A result is one model on one number of threads, a dict as in build/bench-cpu.jso
 from cleave.measure import Samples
 from cleave.report import table
 
+REST = "rest (embedding, sums, cache, and calls of fewer tokens than min_rows)"
+
 
 def samples(contender: dict, what: str, tokens: int | None = None) -> Samples | None:
     """Of a job; tokens None: of any number, as a decode's is the contender's own."""
@@ -162,8 +164,9 @@ def profile_rows(result: dict, contender: dict, tokens: int) -> tuple:
         rows.append((op, f"{seconds * 1e3:.1f}", f"{share:.0%}", rate_))
         losses[op] = seconds - (flops / peak[1] / 1e9 if peak else 0)
     worst = max(losses, key=losses.get)
+    name = REST if worst == "rest" else worst
     sentence = (
-        f"largest loss at {tokens} tokens: {worst}, {losses[worst] * 1e3:.0f} ms of "
+        f"largest loss at {tokens} tokens: {name}, {losses[worst] * 1e3:.0f} ms of "
         f"{profile['total'] * 1e3:.0f}" + (f" beyond the {peak[0]} peak" if peak else "")
     )
     return rows, sentence

@@ -198,13 +198,13 @@ def test_a_contender_that_does_not_start_is_a_reason(fake, tmp_path):
 
 
 def test_a_contender_that_was_late_once_goes_on(fake, tmp_path):
-    late = module("contest").Contender("a", "cleave", command=fake(), warm_up=False)
+    late = module("contest").Contender("a", "cleave", command=fake(), warm_ups=0)
     late.start(1, tmp_path / "log")
     try:
-        late.sample("slow", 1, budget=3)  # a request may take a third of it
+        late.sample("slow", 1, budget=2)  # a request may take half of it
         assert "slow of 1 tokens: no answer within 1 s" in late.why
-        late.sample("slow", 1, budget=3)
-        late.sample("prefill", 512, budget=3)
+        late.sample("slow", 1, budget=2)
+        late.sample("prefill", 512, budget=2)
         assert late.samples == {("prefill", 512): [0.512]}
     finally:
         late.stop()
@@ -226,8 +226,8 @@ class Scripted:
 def test_contenders_take_turns_within_their_budget(monkeypatch):
     contest, log = module("contest"), []
     monkeypatch.setattr(contest, "PAUSE", 0)
-    a, b = (contest.Contender(n, "cleave", warm_up=False) for n in "ab")
-    stock = contest.Contender("s", "stock MLX", longest=10, decode=4, rounds=1, warm_up=False)
+    a, b = (contest.Contender(n, "cleave", warm_ups=0) for n in "ab")
+    stock = contest.Contender("s", "stock MLX", longest=10, decode=4, rounds=1, warm_ups=0)
     a.worker, b.worker, stock.worker = (Scripted(log, c.name) for c in (a, b, stock))
     contest.compete([a, b, stock], [10, 20], 2, 100, lambda text: None)
     first = [("a", 10), ("b", 10), ("s", 10), ("a", 20), ("b", 20), ("a", 32), ("b", 32), ("s", 4)]
@@ -238,7 +238,7 @@ def test_contenders_take_turns_within_their_budget(monkeypatch):
 
 def test_a_sample_that_would_pass_the_budget_is_not_taken():
     contest, log = module("contest"), []
-    slow = contest.Contender("a", "cleave", warm_up=True)
+    slow = contest.Contender("a", "cleave", warm_ups=1)
     slow.worker = Scripted(log, "a", seconds=1.0)  # a second a token
     slow.sample("prefill", 10, budget=100)
     assert len(log) == 2 and slow.samples["prefill", 10] == [10.0]  # a warm-up, thrown away
