@@ -5,6 +5,7 @@
 
 #include "cleave/kernels/convert.h"
 #include "cleave/kernels/table.h"
+#include "cleave/kernels/team.h"
 
 namespace cleave::kernels {
 
@@ -84,20 +85,20 @@ void attention(const AttentionShape& s, const Heads& q, std::span<const KeysValu
   const int64_t blocks = round_up(s.tokens, kQueryBlock) / kQueryBlock;
   const int64_t group = s.heads / s.kv_heads;
   constexpr float log2_e = 1.44269504f;
-#pragma omp parallel
-  {
+  on_team([&](Fence& fence) {
     static thread_local Buffer scratch_buffer;
     float* scratch = scratch_buffer.at_least(kQueryBlock * (kKeyBlock + p.columns + s.d + s.dv) + p.width * s.d);
     float* queries = scratch + kQueryBlock * (kKeyBlock + p.columns);
     float* result = queries + kQueryBlock * s.d;
-#pragma omp for collapse(2) schedule(static)
+#pragma omp for collapse(2) schedule(static) nowait
     for (int64_t head = 0; head < kv; ++head) {
       for (int64_t panel = 0; panel < p.panels; ++panel) {
         pack_panel(s, segments, p, head, panel, result + kQueryBlock * s.dv);
       }
     }
+    fence.barrier();
     // Late blocks see the most keys: they go first, so that no thread is left with a long one at the end.
-#pragma omp for schedule(dynamic)
+#pragma omp for schedule(dynamic) nowait
     for (int64_t i = 0; i < s.batch * s.heads * blocks; ++i) {
       const int64_t block = blocks - 1 - i / (s.batch * s.heads);
       const int64_t b = i % (s.batch * s.heads) / s.heads, h = i % s.heads;
@@ -116,7 +117,7 @@ void attention(const AttentionShape& s, const Heads& q, std::span<const KeysValu
         convert_row(result + r * s.dv, mx::float32, out.row(b, h, first + r), out.dtype, s.dv);
       }
     }
-  }
+  });
 }
 
 } // namespace cleave::kernels

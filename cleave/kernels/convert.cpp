@@ -4,6 +4,8 @@
 
 #include <cstring>
 
+#include "cleave/kernels/team.h"
+
 namespace cleave {
 
 namespace {
@@ -83,12 +85,11 @@ void convert_row(const void* from, mx::Dtype a, void* to, mx::Dtype b, int64_t n
 void convert(const ConstMatrix& from, const Matrix& to) {
   const auto a = from.stride * mx::size_of(from.dtype);
   const auto b = to.stride * mx::size_of(to.dtype);
-#pragma omp parallel for schedule(static)
-  for (int64_t r = 0; r < from.rows; ++r) {
+  kernels::on_team_for(from.rows, [&](int64_t r) {
     convert_row(
         static_cast<const char*>(from.data) + r * a, from.dtype, static_cast<char*>(to.data) + r * b, to.dtype,
         from.cols);
-  }
+  });
 }
 
 } // namespace cleave

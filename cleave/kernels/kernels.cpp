@@ -1,7 +1,10 @@
 #include "cleave/kernels/kernels.h"
 
+#include <atomic>
+
 #include "cleave/kernels/row_access.h"
 #include "cleave/kernels/table.h"
+#include "cleave/kernels/team.h"
 
 namespace cleave::kernels {
 
@@ -35,16 +38,15 @@ const char* instruction_set() {
 }
 
 void rms_norm(const ConstMatrix& x, const float* weight, float eps, const Matrix& y) {
-#pragma omp parallel
-  {
+  on_team([&](Fence&) {
     RowReader from(x);
     RowWriter to(y);
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
     for (int64_t r = 0; r < x.rows; ++r) {
       table().rms_norm(from(r), weight, eps, to.at(r), x.cols);
       to.done(r);
     }
-  }
+  });
 }
 
 void gated(Activation activation, const ConstMatrix& gate, const ConstMatrix& up, const Matrix& y) {
@@ -53,60 +55,58 @@ void gated(Activation activation, const ConstMatrix& gate, const ConstMatrix& up
                  : activation == Activation::gelu      ? t.gated_gelu
                  : activation == Activation::gelu_tanh ? t.gated_gelu_tanh
                                                        : t.gated_relu;
-#pragma omp parallel
-  {
+  on_team([&](Fence&) {
     RowReader g(gate), u(up);
     RowWriter to(y);
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
     for (int64_t r = 0; r < y.rows; ++r) {
       f(g(r), u(r), to.at(r), y.cols);
       to.done(r);
     }
-  }
+  });
 }
 
 void add(const ConstMatrix& a, const ConstMatrix& b, const Matrix& y) {
-#pragma omp parallel
-  {
+  on_team([&](Fence&) {
     RowReader left(a), right(b);
     RowWriter to(y);
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
     for (int64_t r = 0; r < y.rows; ++r) {
       table().add(left(r), right(r), to.at(r), y.cols);
       to.done(r);
     }
-  }
+  });
 }
 
 bool split(const ConstMatrix& x, uint16_t* high, uint16_t* low) {
-  bool rest = false;
-#pragma omp parallel reduction(|| : rest)
-  {
+  std::atomic<bool> rest = false;
+  on_team([&](Fence&) {
     RowReader from(x);
-#pragma omp for schedule(static)
+    bool mine = false;
+#pragma omp for schedule(static) nowait
     for (int64_t r = 0; r < x.rows; ++r) {
-      rest |= table().split(from(r), high + r * x.cols, low + r * x.cols, x.cols);
+      mine |= table().split(from(r), high + r * x.cols, low + r * x.cols, x.cols);
     }
-  }
+    if (mine) {
+      rest = true;
+    }
+  });
   return rest;
 }
 
 void quantize_rows(const ConstMatrix& x, int8_t* codes, float* scales) {
-#pragma omp parallel
-  {
+  on_team([&](Fence&) {
     RowReader from(x);
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
     for (int64_t r = 0; r < x.rows; ++r) {
       scales[r] = table().quantize(from(r), codes + r * x.cols, x.cols);
     }
-  }
+  });
 }
 
 void scale_rows(const Matrix& y, const float* scales, const float* bias) {
-#pragma omp parallel for schedule(static)
-  for (int64_t r = 0; r < y.rows; ++r) {
-    table().scale(static_cast<float*>(y.data) + r * y.stride, scales[r], bias, y.cols);
-  }
+  on_team_for(
+      y.rows, [&](int64_t r) { table().scale(static_cast<float*>(y.data) + r * y.stride, scales[r], bias, y.cols); });
 }
 
 } // namespace cleave::kernels

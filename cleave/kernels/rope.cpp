@@ -4,6 +4,7 @@
 
 #include "cleave/kernels/convert.h"
 #include "cleave/kernels/table.h"
+#include "cleave/kernels/team.h"
 
 namespace cleave::kernels {
 
@@ -26,15 +27,14 @@ std::vector<const float*> RopeAngles::table(int64_t first, int64_t count) {
     auto& angles = blocks_[block];
     if (!angles) {
       angles = std::make_unique<float[]>(block_positions * 2 * n);
-#pragma omp parallel for schedule(static)
-      for (int64_t p = 0; p < block_positions; ++p) {
+      on_team_for(block_positions, [&](int64_t p) {
         float* cosine = angles.get() + p * 2 * n;
         for (int j = 0; j < n; ++j) {
           const float angle = static_cast<float>(block * block_positions + p) * frequencies_[j];
           cosine[j] = std::cos(angle) * amplitude_;
           cosine[n + j] = std::sin(angle) * amplitude_;
         }
-      }
+      });
     }
     out[i] = angles.get() + (first + i) % block_positions * 2 * n;
   }
@@ -44,10 +44,9 @@ std::vector<const float*> RopeAngles::table(int64_t first, int64_t count) {
 void transform_heads(const HeadTransform& t, const HeadCounts& c, int64_t offset, const Heads& from, const Heads& to) {
   const auto angles = t.angles ? t.angles->table(offset, c.tokens) : std::vector<const float*>();
   const int half = t.angles ? t.angles->half() : 0;
-#pragma omp parallel
-  {
+  on_team([&](Fence&) {
     std::vector<float> row(c.d);
-#pragma omp for collapse(2) schedule(static)
+#pragma omp for collapse(2) schedule(static) nowait
     for (int64_t b = 0; b < c.batch; ++b) {
       for (int64_t i = 0; i < c.tokens; ++i) {
         for (int64_t h = 0; h < c.heads; ++h) {
@@ -62,7 +61,7 @@ void transform_heads(const HeadTransform& t, const HeadCounts& c, int64_t offset
         }
       }
     }
-  }
+  });
 }
 
 } // namespace cleave::kernels

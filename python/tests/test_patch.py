@@ -228,7 +228,7 @@ def test_layers_replaced_after_patching_are_noticed(model):
 
     report = cleave.patch_model(model, **SPLIT)
     keys = ["mlp.up_proj", "mlp.down_proj", "self_attn.k_proj"]
-    linear_to_lora_layers(model, 2, {"rank": 4, "scale": 10.0, "dropout": 0.0, "keys": keys})
+    linear_to_lora_layers(model, 2, {"rank": 4, "scale": 1.0, "dropout": 0.0, "keys": keys})
     for layer in model.model.layers:
         for lora in (layer.mlp.up_proj, layer.mlp.down_proj, layer.self_attn.k_proj):
             lora.lora_b = mx.random.normal(lora.lora_b.shape, key=mx.random.key(1))

@@ -1,11 +1,13 @@
 #include "cleave/units/cpu/onednn_gemm.h"
 
+#include <atomic>
 #include <cmath>
 #include <numeric>
 #include <string_view>
 
 #include "cleave/kernels/convert.h"
 #include "cleave/kernels/kernels.h"
+#include "cleave/kernels/team.h"
 
 namespace cleave::onednn {
 
@@ -146,11 +148,10 @@ void Gemm::pack(const std::vector<LinearWeight>& weights, int m) {
   if (precision_.products > 1) {
     low = memory(plain, cpu_engine());
   }
-  bool rest = false; // weights that are bfloat16 numbers have no low part
-#pragma omp parallel reduction(|| : rest)
-  {
+  std::atomic<bool> rest = false; // weights that are bfloat16 numbers have no low part
+  kernels::on_team([&](kernels::Fence&) {
     std::vector<float> values(k_);
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
     for (int r = 0; r < n_; ++r) {
       unpack_row(*rows[r].first, rows[r].second, values.data());
       const ConstMatrix row{values.data(), mx::float32, 1, k_, k_};
@@ -160,12 +161,14 @@ void Gemm::pack(const std::vector<LinearWeight>& weights, int m) {
       if (dtype == mx::int8) {
         kernels::quantize_rows(row, reinterpret_cast<int8_t*>(at(high)), &scales_[r]);
       } else if (low) {
-        rest |= kernels::split(row, reinterpret_cast<uint16_t*>(at(high)), reinterpret_cast<uint16_t*>(at(low)));
+        if (kernels::split(row, reinterpret_cast<uint16_t*>(at(high)), reinterpret_cast<uint16_t*>(at(low)))) {
+          rest = true;
+        }
       } else {
         convert_row(values.data(), mx::float32, at(high), dtype, k_);
       }
     }
-  }
+  });
   auto packed = [&](memory& part) {
     if (no_packing) {
       return part;

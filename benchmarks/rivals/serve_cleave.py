@@ -1,0 +1,58 @@
+"""cleave: its native decoder, or mlx_lm's model after patch_model.
+
+serve_cleave.py FOLDER native|patched [MIN_ROWS]
+"""
+
+import sys
+
+from profile_ops import profile
+from serve import serve, timed, token_ids
+from serve_mlx import handlers_of
+
+
+def native(folder, min_rows):
+    from cleave import make_unit
+    from cleave._load import _core
+
+    unit = make_unit("cpu")
+    decoder = _core.load_decoder(
+        folder, shares=lambda site, weight: [(unit, 1.0)], min_rows=min_rows
+    )
+
+    def prefill(tokens):
+        ids = token_ids(tokens, decoder.config.vocab)
+        return timed(lambda: _core.Session(decoder).feed(ids, tokens))
+
+    def decode(tokens):
+        session = _core.Session(decoder)
+        session.feed([1], tokens + 1)
+        return timed(lambda: [session.next() for _ in range(tokens)])
+
+    return {"prefill": prefill, "decode": decode}
+
+
+def patched(folder, min_rows):
+    from pathlib import Path
+
+    from mlx_lm.utils import load_model
+
+    import cleave
+
+    model, config = load_model(Path(folder))
+    cleave.patch_model(model, units="cpu", min_rows=min_rows)
+    return handlers_of(model, config["vocab_size"])
+
+
+def load():
+    import cleave
+    from cleave.patch import MIN_ROWS
+
+    folder, how = sys.argv[1:3]
+    min_rows = int(sys.argv[3]) if len(sys.argv) > 3 else MIN_ROWS
+    handlers = {"native": native, "patched": patched}[how](folder, min_rows)
+    unit = next(a.text for a in cleave.available_units() if a.name == "cpu")
+    handlers["profile"] = lambda tokens: {"profile": profile(folder, handlers["prefill"], tokens)}
+    return f"cleave {cleave.__version__} {how}, min_rows {min_rows}; cpu: {unit}", handlers
+
+
+serve(load)
