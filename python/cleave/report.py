@@ -162,7 +162,8 @@ class Report:
             f"; {', '.join(self.failures)} failed, {rescued} calls rescued" if self.failures else ""
         )
         return (
-            f"partners: {partners}; {self.engaged} of {len(self.sites)} sites engaged; "
+            f"partners: {partners}; {self.engaged} of {len(self.sites)} sites engaged "
+            f"in calls of {self.min_rows} or more tokens; "
             f"memory added: {memory}{failed}"
         )
 

@@ -1,6 +1,7 @@
 """Runner against mlx_lm, alone and with its model patched."""
 
 import json
+import re
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -81,7 +82,7 @@ def test_logits_and_report_are_those_of_the_patched_model(tmp_path):
         d["sites"].sort(key=lambda site: site["name"])
     assert mine == other
     assert runner.report.engaged == len(mine["sites"]) == 7
-    assert "7 of 7 sites engaged" in runner.report.line
+    assert "7 of 7 sites engaged in calls of 64 or more tokens" in runner.report.line
     assert str(runner.report).count("engaged") == 1
 
 
@@ -109,6 +110,15 @@ def test_one_token_goes_where_it_is_quicker(model_folder, monkeypatch):
         assert runner.report.min_rows == expected
         list(runner.generate([40, 41, 42], 2))
         assert bool(runner.report.engaged) == (expected == 1)
+
+
+def test_a_unit_that_fails_costs_no_answer(model_folder):
+    ids = tokens(80)[0].tolist()
+    expected = list(cleave.Runner(model_folder, **ON_MAIN).generate(ids, 8))
+    runner = cleave.Runner(model_folder, units="main,fault:2", shares=[0.5, 0.5], min_rows=1)
+    assert list(runner.generate(ids, 8)) == expected
+    assert "fault:2" in runner.report.failures
+    assert re.search("fault:2 failed, [1-7] calls rescued$", runner.report.line)
 
 
 def test_end_tokens_end_it_and_are_not_among_the_tokens(tmp_path):
