@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 import mlx.core as mx
+from docs_page import replace_section
 from rivals import contenders, setup
 from rivals.contest import compete
 from rivals.models import MODELS
@@ -192,11 +193,7 @@ def section(data: dict) -> str:
 
 
 def write_docs(text: str) -> None:
-    page = PAGE.read_text() if PAGE.exists() else "# Measurements\n"
-    if BEGIN not in page:
-        page = page.rstrip("\n") + f"\n\n{BEGIN}\n{END}\n"
-    before, _, rest = page.partition(BEGIN)
-    write_whole(PAGE, before + text + rest.partition(END)[2])
+    replace_section(PAGE, BEGIN, END, text)
 
 
 def versions(results: list) -> str:

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import mlx.core as mx
+from docs_page import processor_flags, replace_section
 
 import cleave
 from cleave.demo import machine
@@ -25,15 +26,6 @@ BEGIN, END = "<!-- bench-sites begin -->", "<!-- bench-sites end -->"
 NODE_COLUMNS = ("plain_us", "split_us", "added_us", "added_while_building_us")
 
 
-def flags() -> str:
-    """The processor's vector and matrix extensions."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("flags"):
-            wanted = ("avx2", "fma", "f16c", "avx512", "amx")
-            return " ".join(f for f in line.split(":", 1)[1].split() if f.startswith(wanted))
-    return ""
-
-
 def section(results: list) -> str:
     by_kind = {"graph_nodes": [], "rows_per_second": [], "two_units": []}
     for r in results:
@@ -44,7 +36,7 @@ def section(results: list) -> str:
         BEGIN,
         f"## Sites ({time.strftime('%Y-%m-%d')})",
         "",
-        f"{machine()} ({flags()}); mlx {mx.__version__} on {mx.default_device()}; cpu: {unit}. By",
+        f"{machine()} ({' '.join(processor_flags())}); mlx {mx.__version__} on {mx.default_device()}; cpu: {unit}. By",
         "`./run bench-sites`; contenders sampled in turn within one run, medians.",
         "",
     ]
@@ -128,9 +120,7 @@ def main() -> int:
     if code != 0 or any(a.startswith("--benchmark_filter") for a in sys.argv[1:]):
         return code
     text = section(json.loads(JSON.read_text())["benchmarks"])
-    page = PAGE.read_text() if PAGE.exists() else "# Measurements\n\n" + f"{BEGIN}\n{END}\n"
-    before, _, rest = page.partition(BEGIN)
-    PAGE.write_text(before + text + rest.partition(END)[2])
+    replace_section(PAGE, BEGIN, END, text)
     print(text)
     return 0
 

@@ -10,6 +10,8 @@ import tarfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import docs_page
+
 ROOT = Path(__file__).parents[2]
 HOME = ROOT / "build" / "rivals"
 LIST = ROOT / "requirements" / "rivals.txt"
@@ -25,12 +27,8 @@ class SetupError(RuntimeError):
 
 
 def processor_flags() -> list:
-    """The processor's vector and matrix extensions."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("flags"):
-            wanted = ("avx2", "fma", "f16c", "avx_vnni", "avx512", "amx")
-            return [f for f in line.split(":", 1)[1].split() if f.startswith(wanted)]
-    return []
+    """The processor's vector and matrix extensions, those included that llama.cpp alone uses."""
+    return docs_page.processor_flags((*docs_page.EXTENSIONS, "avx_vnni"))
 
 
 def compiler() -> str:

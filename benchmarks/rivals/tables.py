@@ -13,20 +13,24 @@ from cleave.report import table
 REST = "rest (embedding, sums, cache, and calls of fewer tokens than min_rows)"
 
 
-def samples(contender: dict, what: str, tokens: int | None = None) -> Samples | None:
-    """Of a job; tokens None: of any number, as a decode's is the contender's own."""
+def measured(contender: dict, what: str, tokens: int | None = None) -> tuple | None:
+    """(tokens, Samples) of a job; tokens None: of any number, as a decode's is the contender's own."""
     for w, n, seconds in contender["samples"]:
         if w == what and seconds and tokens in (None, n):
-            return Samples(seconds)
+            return n, Samples(seconds)
     return None
+
+
+def samples(contender: dict, what: str, tokens: int | None = None) -> Samples | None:
+    """Of a job, as in measured()."""
+    found = measured(contender, what, tokens)
+    return found and found[1]
 
 
 def rate(contender: dict, what: str, tokens: int | None = None) -> float | None:
     """Tokens per second at the median, or None where nothing was measured."""
-    for w, n, seconds in contender["samples"]:
-        if w == what and seconds and tokens in (None, n):
-            return n / Samples(seconds).median
-    return None
+    found = measured(contender, what, tokens)
+    return found and found[0] / found[1].median
 
 
 def find(result: dict, name: str) -> dict | None:
@@ -43,8 +47,8 @@ def rivals(result: dict) -> list:
 
 def best(contenders: list, what: str, tokens: int | None = None) -> dict | None:
     """The quickest of them at this job."""
-    measured = [c for c in contenders if rate(c, what, tokens)]
-    return max(measured, key=lambda c: rate(c, what, tokens), default=None)
+    quick = [c for c in contenders if rate(c, what, tokens)]
+    return max(quick, key=lambda c: rate(c, what, tokens), default=None)
 
 
 def peak_gflops(result: dict, names: list, tokens: int) -> tuple | None:
