@@ -10,8 +10,6 @@ namespace cleave {
 
 namespace {
 
-constexpr int most_positions = 1 << 30;
-
 /// The object that describes rope's scaling: rope_scaling, or what newer files have, rope_parameters.
 std::optional<Fields> rope_fields(const Fields& f) {
   auto scaling = f.object("rope_scaling");
@@ -133,18 +131,18 @@ void refuse_windows(const Fields& f) {
 }
 
 void read_shape(const Fields& f, ModelConfig& c) {
-  c.hidden = f.integer("hidden_size", 1, 1 << 20);
-  c.layers = f.integer("num_hidden_layers", 1, 4096);
-  c.intermediate = f.integer("intermediate_size", 1, 1 << 24);
-  c.heads = f.integer("num_attention_heads", 1, 4096);
+  c.hidden = f.integer("hidden_size", 1, most_hidden);
+  c.layers = f.integer("num_hidden_layers", 1, most_layers);
+  c.intermediate = f.integer("intermediate_size", 1, most_intermediate);
+  c.heads = f.integer("num_attention_heads", 1, most_heads);
   c.kv_heads = f.integer("num_key_value_heads", 1, c.heads, c.heads);
-  c.vocab = f.integer("vocab_size", 1, 1 << 24);
+  c.vocab = f.integer("vocab_size", 1, most_vocab);
   c.norm_eps = static_cast<float>(f.number("rms_norm_eps", 0));
   if (c.heads % c.kv_heads) {
     f.refuse_field("num_key_value_heads", "a divisor of " + std::to_string(c.heads) + " heads");
   }
   if (f.find("head_dim") && c.model_type != "qwen2") {
-    c.head_dim = f.integer("head_dim", 2, 4096);
+    c.head_dim = f.integer("head_dim", 2, most_head_dim);
   } else if (c.model_type.starts_with("qwen3")) {
     f.refuse_field("head_dim", "an even number");
   } else {

@@ -18,6 +18,11 @@ namespace cleave {
 
 using Json = nlohmann::json;
 
+/// Largest numbers that a model's shape may have, in every form of its file: far beyond any model, and such that
+/// products of two of them fit 64 bits.
+constexpr int most_positions = 1 << 30, most_hidden = 1 << 20, most_intermediate = 1 << 24, most_vocab = 1 << 24,
+              most_layers = 4096, most_heads = 4096, most_head_dim = 4096;
+
 /// A value as a person would want to see it in one sentence.
 inline std::string shown(const Json& value) {
   for (const auto& inner : value) { // written by recursion, which a file must not be able to drive deep

@@ -8,8 +8,6 @@ namespace cleave {
 
 namespace {
 
-constexpr int most_positions = 1 << 30;
-
 const std::map<std::string, std::string> outer_modules{
     {"token_embd", "model.embed_tokens"}, {"output_norm", "model.norm"}, {"output", "lm_head"}};
 const std::map<std::string, std::string> layer_modules{
@@ -94,16 +92,16 @@ ModelConfig read_gguf_config(const GgufFile& file) {
     f.refuse_field("general.architecture", "llama, qwen2 or qwen3");
   }
   const auto arch = c.model_type + ".";
-  c.hidden = f.integer(arch + "embedding_length", 1, 1 << 20);
-  c.layers = f.integer(arch + "block_count", 1, 4096);
-  c.intermediate = f.integer(arch + "feed_forward_length", 1, 1 << 24);
-  c.heads = f.integer(arch + "attention.head_count", 1, 4096);
+  c.hidden = f.integer(arch + "embedding_length", 1, most_hidden);
+  c.layers = f.integer(arch + "block_count", 1, most_layers);
+  c.intermediate = f.integer(arch + "feed_forward_length", 1, most_intermediate);
+  c.heads = f.integer(arch + "attention.head_count", 1, most_heads);
   c.kv_heads = f.integer(arch + "attention.head_count_kv", 1, c.heads, c.heads);
   if (c.heads % c.kv_heads) {
     f.refuse_field(arch + "attention.head_count_kv", "a divisor of " + std::to_string(c.heads) + " heads");
   }
-  c.head_dim = f.integer(arch + "attention.key_length", 2, 4096, c.hidden / c.heads);
-  const int value_dim = f.integer(arch + "attention.value_length", 2, 4096, c.head_dim);
+  c.head_dim = f.integer(arch + "attention.key_length", 2, most_head_dim, c.hidden / c.heads);
+  const int value_dim = f.integer(arch + "attention.value_length", 2, most_head_dim, c.head_dim);
   if (c.head_dim < 2 || c.head_dim % 2 || value_dim != c.head_dim) {
     refuse(
         "load_model",
@@ -114,7 +112,7 @@ ModelConfig read_gguf_config(const GgufFile& file) {
   c.context = c.trained_context = f.integer(arch + "context_length", 1, most_positions);
   const auto* tokens = f.find("tokenizer.ggml.tokens");
   const int listed = tokens && tokens->is_array() ? static_cast<int>(tokens->size()) : 0;
-  c.vocab = f.integer(arch + "vocab_size", 1, 1 << 24, listed ? std::optional(listed) : std::nullopt);
+  c.vocab = f.integer(arch + "vocab_size", 1, most_vocab, listed ? std::optional(listed) : std::nullopt);
   c.qkv_bias = file.tensors.count("blk.0.attn_q.bias");
   c.o_bias = file.tensors.count("blk.0.attn_output.bias");
   c.qk_norm = c.model_type == "qwen3";
