@@ -130,21 +130,16 @@ class Runner:
         return Generation(session, self.config, self._checked(ids), max_tokens, progress)
 
     def _checked(self, ids) -> list:
-        """ids as a list of ints that the decoder can be given."""
-        vocab, context = self.config.vocab, self.config.context
+        """ids as a list of ints that the decoder can read."""
+        vocab = self.config.vocab
         try:
             ids = [operator.index(i) for i in (ids.tolist() if hasattr(ids, "tolist") else ids)]
         except TypeError:
             raise ValueError("[prefill] got ids of another kind and needs a list of ints") from None
-        for i in ids:
+        for i in ids:  # here, since not every int fits C++'s
             if not 0 <= i < vocab:
                 raise ValueError(f"[prefill] got token id {i} and needs ids from 0 to {vocab - 1}")
-        if context and len(ids) > context:
-            raise ValueError(
-                f"[prefill] got {len(ids)} tokens and needs at most the model's context of {context}"
-            )
-        if not ids:
-            raise ValueError("[prefill] got an empty prompt and needs at least one token")
+        _core.check_ids(ids, self.config)
         return ids
 
 
