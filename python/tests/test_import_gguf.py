@@ -279,11 +279,10 @@ def test_first_and_last_token(tiny, tmp_path, pre, digits):
 
 
 @pytest.fixture(scope="module")
-def smollm2(tmp_path_factory):
+def smollm2(smollm2):
     """Folder of the imported SmolLM2, and what its GGUF file holds."""
-    folder = importer.import_gguf("smollm2", tmp_path_factory.mktemp("real") / "model")
     arrays, metadata = mx.load(str(importer.find_source("smollm2")), return_metadata=True)
-    return folder, arrays, metadata
+    return smollm2, arrays, metadata
 
 
 @needs_smollm2
