@@ -3,6 +3,7 @@
 
 typedef float vf __attribute__((vector_size(4 * kLanes)));
 typedef int32_t vi __attribute__((vector_size(4 * kLanes)));
+typedef uint32_t vu __attribute__((vector_size(4 * kLanes)));
 typedef uint16_t vh __attribute__((vector_size(2 * kLanes)));
 
 static inline vf load(const float* p) {
@@ -29,11 +30,14 @@ static inline vf floats(vi v) {
   return (vf)v;
 }
 static inline float sum(vf v) {
-  float s = 0;
-  for (int i = 0; i < kLanes; ++i) {
-    s += v[i];
+  for (int half = kLanes / 2; half > 0; half /= 2) { // as a tree: the lanes of one addition do not wait for each other
+    vi other;
+    for (int i = 0; i < kLanes; ++i) {
+      other[i] = i ^ half;
+    }
+    v += __builtin_shuffle(v, other);
   }
-  return s;
+  return v[0];
 }
 static inline float largest(vf v) {
   float m = v[0];
