@@ -10,7 +10,7 @@
 namespace cleave::kernels {
 
 /// A weight [n, k]: dense in float32, float16 or bfloat16; or affine codes of `bits` (2, 3, 4, 5, 6, 8), little-endian,
-/// with scales and biases per `group` (a multiple of 32). Strides are bytes between rows.
+/// with scales and biases per `group` (a power of two, at least 32). Strides are bytes between rows.
 struct WeightRows {
   const void* data;
   mx::Dtype dtype; ///< of dense weights; packed: of scales and biases

@@ -159,12 +159,26 @@ static bool arrange(const float* x, int bits, int group, int64_t k, float* to, f
   return sum(check) == 0;
 }
 
+/// What the rows of a task have in common.
+template <int kBits>
+struct Format {
+  Places<kBits> places[2]{Places<kBits>(0), Places<kBits>(4)};
+  int group_log2;
+  vi group_of_lane{}; ///< of a chunk's words, counted from the first one's
+
+  explicit Format(int group) : group_log2(__builtin_ctz(group)) {
+    for (int lane = 0; kByWord<kBits> && lane < kLanes; ++lane) {
+      group_of_lane[lane] = lane * kSteps<kBits> >> group_log2;
+    }
+  }
+};
+
 /// A row's products with kRows rows of x.
 template <int kBits, int kRows>
 static inline void dot_row(
-    const WeightTask& t, int64_t row, const float* x, const float* sums, float* y, const Places<kBits> (&places)[2]) {
+    const WeightTask& t, const Format<kBits>& format, int64_t row, const float* x, const float* sums, float* y) {
   const uint8_t* codes = t.data + row * t.stride;
-  const int64_t groups = t.k / t.group;
+  const int64_t groups = t.k >> format.group_log2;
   const float* biases = t.scratch + groups + 2 * kLanes;
   vf total[kRows] = {};
   for (int64_t g = 0; g < groups; g += kLanes) {
@@ -172,10 +186,6 @@ static inline void dot_row(
     for (int r = 0; r < kRows; ++r) {
       total[r] += b * load(sums + r * t.sums_stride + g);
     }
-  }
-  vi group_of_lane{};
-  for (int lane = 0; kByWord<kBits> && lane < kLanes; ++lane) {
-    group_of_lane[lane] = lane * kSteps<kBits> / t.group;
   }
   for (int64_t i = 0; i < t.k; i += kChunk<kBits>) {
     vi words{};
@@ -189,14 +199,14 @@ static inline void dot_row(
       if constexpr (kByWord<kBits>) {
         q = codes_by_word<kBits>(words, j);
       } else {
-        q = codes_in_order<kBits>(codes, i + j * kLanes, places);
+        q = codes_in_order<kBits>(codes, i + j * kLanes, format.places);
       }
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) {
         part[r] += q * load(x + r * t.x_stride + i + j * kLanes);
       }
     }
-    const vf scale = __builtin_shuffle(load(t.scratch + i / t.group), group_of_lane);
+    const vf scale = __builtin_shuffle(load(t.scratch + (i >> format.group_log2)), format.group_of_lane);
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
       total[r] += scale * part[r];
@@ -255,14 +265,14 @@ static inline void by_rows_of_x(int64_t m, const F& f) {
 
 template <int kBits>
 static void dot_packed(const WeightTask& t) {
-  const Places<kBits> places[2]{Places<kBits>(0), Places<kBits>(4)};
-  const int64_t groups = t.k / t.group;
+  const Format<kBits> format(t.group);
+  const int64_t groups = t.k >> format.group_log2;
   for (int64_t row = 0; row < t.rows; ++row) {
     widen(t.scales + row * t.scale_stride, t.number, t.scratch, groups);
     widen(t.biases + row * t.scale_stride, t.number, t.scratch + groups + 2 * kLanes, groups);
     by_rows_of_x(t.m, [&](auto rows, int64_t i) {
       dot_row<kBits, decltype(rows)::count>(
-          t, row, t.x + i * t.x_stride, t.sums + i * t.sums_stride, t.y + i * t.y_stride, places);
+          t, format, row, t.x + i * t.x_stride, t.sums + i * t.sums_stride, t.y + i * t.y_stride);
     });
   }
 }
@@ -278,8 +288,8 @@ static void dot_dense(const WeightTask& t) {
 
 template <int kBits>
 static void unpack_rows(const WeightTask& t) {
-  const Places<kBits> places[2]{Places<kBits>(0), Places<kBits>(4)};
-  const int64_t groups = t.k / t.group;
+  const Format<kBits> format(t.group);
+  const int64_t groups = t.k >> format.group_log2;
   const float *scales = t.scratch, *biases = t.scratch + groups + 2 * kLanes;
   for (int64_t row = 0; row < t.rows; ++row) {
     widen(t.scales + row * t.scale_stride, t.number, t.scratch, groups);
@@ -288,7 +298,7 @@ static void unpack_rows(const WeightTask& t) {
     for (int64_t g = 0; g < groups; ++g) {
       const vf scale = all(scales[g]), bias = all(biases[g]);
       for (int64_t i = g * t.group; i < (g + 1) * t.group; i += kLanes) {
-        store(t.y + row * t.y_stride + i, codes_in_order<kBits>(codes, i, places) * scale + bias);
+        store(t.y + row * t.y_stride + i, codes_in_order<kBits>(codes, i, format.places) * scale + bias);
       }
     }
   }

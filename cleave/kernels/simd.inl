@@ -30,14 +30,14 @@ static inline vf floats(vi v) {
   return (vf)v;
 }
 static inline float sum(vf v) {
-  for (int half = kLanes / 2; half > 0; half /= 2) { // as a tree: the lanes of one addition do not wait for each other
-    vi other;
-    for (int i = 0; i < kLanes; ++i) {
-      other[i] = i ^ half;
-    }
-    v += __builtin_shuffle(v, other);
+  typedef float quad __attribute__((vector_size(16)));
+  quad parts[kLanes / 4];
+  __builtin_memcpy(parts, &v, sizeof(v));
+  quad s = parts[0];
+  for (int i = 1; i < kLanes / 4; ++i) {
+    s += parts[i];
   }
-  return v[0];
+  return (s[0] + s[2]) + (s[1] + s[3]);
 }
 static inline float largest(vf v) {
   float m = v[0];

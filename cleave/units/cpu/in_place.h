@@ -13,7 +13,7 @@ class InPlace {
  public:
   explicit InPlace(std::vector<LinearWeight> weights);
 
-  /// Whether kernels read these weights: dense, or affine in groups of whole vectors, with adjacent columns.
+  /// Whether kernels read these weights: dense, or affine in groups of 32, 64, 128 and so on, with adjacent columns.
   bool serves() const {
     return !rows_.empty();
   }
