@@ -2,6 +2,7 @@
 
 #include <stdexcept>
 
+#include "cleave/graph/error_probe.h"
 #include "cleave/graph/gather.h"
 #include "cleave/graph/primitive.h"
 #include "cleave/trace/span.h"
@@ -55,6 +56,8 @@ void run(const UnitProgram& p, const ConstMatrix& x, std::span<const Matrix> out
   if (!done) {
     p.rescue->run(x, outputs);
     ++p.stats->rescued;
+  } else if (p.stats->unprobed.exchange(false)) {
+    p.stats->error = relative_error(*p.rescue, x, outputs);
   }
   ++p.stats->engaged;
   if (begin != 0) {

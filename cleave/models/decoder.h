@@ -18,9 +18,10 @@ namespace cleave {
 using ShareChooser = std::function<std::vector<UnitShare>(const std::string& site, const LinearWeight& weight)>;
 
 struct DecoderOptions {
-  ShareChooser shares = {}; ///< none: main alone everywhere
-  int tile = 512;           ///< tokens that the sites' programs are tuned for
-  int min_rows = 192;       ///< calls with fewer tokens run the original ops
+  ShareChooser shares = {};               ///< none: main alone everywhere
+  int tile = 512;                         ///< tokens that the sites' programs are tuned for
+  int min_rows = 192;                     ///< calls with fewer tokens run the original ops
+  Precision precision = Precision::exact; ///< of the partners' products
 };
 
 /// One cache per layer.

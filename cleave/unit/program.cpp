@@ -1,11 +1,35 @@
 #include "cleave/unit/program.h"
 
+#include <array>
 #include <numeric>
+#include <stdexcept>
+#include <utility>
 
 namespace cleave {
 
 const char* to_string(SiteKind kind) {
   return kind == SiteKind::mlp ? "mlp" : "linear group";
+}
+
+namespace {
+constexpr std::array<std::pair<Precision, const char*>, 3> precision_names{{
+    {Precision::exact, "exact"},
+    {Precision::bf16, "bf16"},
+    {Precision::int8, "int8"},
+}};
+}
+
+const char* to_string(Precision precision) {
+  return precision_names[static_cast<size_t>(precision)].second;
+}
+
+Precision precision_from_string(const std::string& name) {
+  for (auto [value, text] : precision_names) {
+    if (name == text) {
+      return value;
+    }
+  }
+  throw std::invalid_argument("[precision] got '" + name + "' and needs exact, bf16 or int8");
 }
 
 int64_t ProgramSpec::parameters() const {

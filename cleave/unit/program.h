@@ -14,6 +14,15 @@ enum class SiteKind { linear_group, mlp };
 
 const char* to_string(SiteKind kind);
 
+/// The coarsest arithmetic that a unit may multiply in. exact: activations lose nothing that their dtype holds. bf16:
+/// operands may be rounded to bfloat16. int8: operands may be rounded to 8-bit integers, with one scale per row of x
+/// and one per output channel of W. A unit that gains nothing by it stays exact; Program::arithmetic tells.
+enum class Precision { exact, bf16, int8 };
+
+const char* to_string(Precision precision);
+/// Throws std::invalid_argument for a name that is not one of exact, bf16, int8.
+Precision precision_from_string(const std::string& name);
+
 /// What a unit is asked to compile: shapes and dtypes only, no weights.
 struct ProgramSpec {
   SiteKind kind;
@@ -23,6 +32,7 @@ struct ProgramSpec {
   int tile = 512;                           ///< tokens the program is tuned for; other counts must work too
   mx::Dtype dtype = mx::float32;            ///< of the activations expected
   Activation activation = Activation::silu; ///< mlp only
+  Precision precision = Precision::exact;
 
   int64_t parameters() const; ///< number of weights
 };
@@ -33,6 +43,10 @@ class Program {
   virtual ~Program() = default;
   /// Bytes held beside the model's own arrays.
   virtual size_t bytes() const = 0;
+  /// How it multiplies, such as "float32" or "int8".
+  virtual std::string arithmetic() const {
+    return "float32";
+  }
   /// True when activations of this dtype may be given.
   virtual bool accepts(mx::Dtype x) const {
     return is_activation_dtype(x);

@@ -35,8 +35,8 @@ void bind_models(nb::module_& m) {
       });
   m.def(
       "load_decoder",
-      [](const std::string& path, const Chooser& shares, int tile, int min_rows) {
-        DecoderOptions options{{}, tile, min_rows};
+      [](const std::string& path, const Chooser& shares, int tile, int min_rows, const std::string& precision) {
+        DecoderOptions options{{}, tile, min_rows, precision_from_string(precision)};
         if (shares) {
           options.shares = [&](const std::string& site, const LinearWeight& weight) {
             return to_shares(shares(site, weight));
@@ -44,7 +44,8 @@ void bind_models(nb::module_& m) {
         }
         return std::const_pointer_cast<Decoder>(load_decoder(path, options));
       },
-      "path"_a, "shares"_a = nb::none(), "tile"_a = 512, "min_rows"_a = 192, nb::call_guard<nb::gil_scoped_release>(),
+      "path"_a, "shares"_a = nb::none(), "tile"_a = 512, "min_rows"_a = 192, "precision"_a = "exact",
+      nb::call_guard<nb::gil_scoped_release>(),
       "Reads a model folder or .gguf file; shares(site, weight) gives each site's [(unit, share)], [] for main alone.");
 
   m.def("check_ids", &check_ids, "ids"_a, "config"_a, "before"_a = 0);

@@ -45,11 +45,11 @@ class LinearProgram : public TiledProgram {
   LinearProgram(
       std::shared_ptr<Workshop> workshop,
       const ProgramSpec& spec,
-      const Precision& precision,
+      const Arithmetic& arithmetic,
       const std::vector<LinearWeight>& weights)
       : TiledProgram(std::move(workshop), spec) {
     for (const auto& w : weights) {
-      gemms_.emplace_back(std::vector<LinearWeight>{w}, precision, spec.tile);
+      gemms_.emplace_back(std::vector<LinearWeight>{w}, arithmetic, spec.tile);
     }
   }
   size_t bytes() const override {
@@ -60,7 +60,10 @@ class LinearProgram : public TiledProgram {
     return total;
   }
   bool accepts(mx::Dtype x) const override {
-    return accepts_dtype(x, spec_.dtype, gemms_[0].precision());
+    return accepts_dtype(x, spec_, gemms_[0].arithmetic());
+  }
+  std::string arithmetic() const override {
+    return gemms_[0].arithmetic().name();
   }
 
  private:
@@ -79,17 +82,20 @@ class MlpProgram : public TiledProgram {
   MlpProgram(
       std::shared_ptr<Workshop> workshop,
       const ProgramSpec& spec,
-      const Precision& precision,
+      const Arithmetic& arithmetic,
       const std::vector<LinearWeight>& weights)
       : TiledProgram(std::move(workshop), spec),
-        gate_up_({weights[0], weights[1]}, precision, spec.tile),
-        down_({weights[2]}, precision, spec.tile) {}
+        gate_up_({weights[0], weights[1]}, arithmetic, spec.tile),
+        down_({weights[2]}, arithmetic, spec.tile) {}
 
   size_t bytes() const override {
     return gate_up_.bytes() + down_.bytes();
   }
   bool accepts(mx::Dtype x) const override {
-    return accepts_dtype(x, spec_.dtype, gate_up_.precision());
+    return accepts_dtype(x, spec_, gate_up_.arithmetic());
+  }
+  std::string arithmetic() const override {
+    return gate_up_.arithmetic().name();
   }
 
  private:
@@ -97,10 +103,12 @@ class MlpProgram : public TiledProgram {
     const int64_t h = spec_.hidden;
     auto both = scratch(wide, x.rows, 2 * h);
     gate_up_.run(stream, gate_up_.prepare(x, *workshop_, input), both);
-    // In place: an element of gate is read before it is written.
-    const Matrix hidden{both.data, both.dtype, x.rows, h, both.stride};
+    // In place where down_ takes float32: an element of gate is read before it is written.
+    const auto dtype = down_.arithmetic().operand_dtype();
+    const Matrix hidden =
+        dtype == mx::float32 ? Matrix{both.data, dtype, x.rows, h, both.stride} : scratch(middle, x.rows, h, dtype);
     kernels::gated(spec_.activation, columns(both, 0, h), columns(both, h, h), hidden);
-    multiply(down_, stream, down_.prepare(columns(both, 0, h), *workshop_, middle), outputs[0]);
+    multiply(down_, stream, down_.prepare(columns(hidden, 0, h), *workshop_, middle), outputs[0]);
   }
 
   Gemm gate_up_, down_;
@@ -111,17 +119,17 @@ class MlpProgram : public TiledProgram {
 std::shared_ptr<Program> linear_program(
     std::shared_ptr<Workshop> workshop,
     const ProgramSpec& spec,
-    const Precision& precision,
+    const Arithmetic& arithmetic,
     const std::vector<LinearWeight>& weights) {
-  return std::make_shared<LinearProgram>(std::move(workshop), spec, precision, weights);
+  return std::make_shared<LinearProgram>(std::move(workshop), spec, arithmetic, weights);
 }
 
 std::shared_ptr<Program> mlp_program(
     std::shared_ptr<Workshop> workshop,
     const ProgramSpec& spec,
-    const Precision& precision,
+    const Arithmetic& arithmetic,
     const std::vector<LinearWeight>& weights) {
-  return std::make_shared<MlpProgram>(std::move(workshop), spec, precision, weights);
+  return std::make_shared<MlpProgram>(std::move(workshop), spec, arithmetic, weights);
 }
 
 } // namespace cleave::onednn

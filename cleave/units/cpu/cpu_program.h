@@ -41,21 +41,21 @@ class CpuProgram {
 std::shared_ptr<Program> linear_program(
     std::shared_ptr<Workshop> workshop,
     const ProgramSpec& spec,
-    const Precision& precision,
+    const Arithmetic& arithmetic,
     const std::vector<LinearWeight>& weights);
 
 std::shared_ptr<Program> mlp_program(
     std::shared_ptr<Workshop> workshop,
     const ProgramSpec& spec,
-    const Precision& precision,
+    const Arithmetic& arithmetic,
     const std::vector<LinearWeight>& weights);
 
-/// False for activations that the precision chosen for `expected` could overflow on, or would round.
-inline bool accepts_dtype(mx::Dtype x, mx::Dtype expected, const Precision& precision) {
-  if (precision.dtype == mx::float32 || precision.dtype == mx::int8 || x == expected) {
+/// False for activations that an arithmetic chosen as exact for spec.dtype could overflow on, or would round.
+inline bool accepts_dtype(mx::Dtype x, const ProgramSpec& spec, const Arithmetic& arithmetic) {
+  if (spec.precision != Precision::exact || arithmetic.dtype == mx::float32 || x == spec.dtype) {
     return is_activation_dtype(x);
   }
-  return is_activation_dtype(x) && precision.products > 1 && x != mx::float32;
+  return is_activation_dtype(x) && arithmetic.products > 1 && x != mx::float32;
 }
 
 } // namespace cleave::onednn
