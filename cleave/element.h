@@ -25,6 +25,24 @@ struct Matrix {
   int64_t stride;
 };
 
+/// [batch, heads, tokens, d] in host memory by its strides in elements; the last dimension's is 1.
+struct Heads {
+  void* data;
+  mx::Dtype dtype;
+  int64_t batch_stride, head_stride, token_stride;
+
+  void* row(int64_t batch, int64_t head, int64_t token) const {
+    const int64_t at = batch * batch_stride + head * head_stride + token * token_stride;
+    return static_cast<char*>(data) + at * static_cast<int64_t>(mx::size_of(dtype));
+  }
+};
+
+/// Consecutive keys and values of attention.
+struct KeysValues {
+  Heads keys, values;
+  int64_t tokens;
+};
+
 /// True for the dtypes in which activations may arrive: float32, float16, bfloat16.
 inline bool is_activation_dtype(mx::Dtype dtype) {
   return dtype == mx::float32 || dtype == mx::float16 || dtype == mx::bfloat16;

@@ -20,23 +20,6 @@ mx::array heads_of(const mx::array& x, int heads) {
   return mx::reshape(x, {x.shape(0), x.shape(1), heads, -1});
 }
 
-mx::array from_position(const mx::array& a, int first) {
-  return mx::slice(a, {0, 0, first, 0}, a.shape());
-}
-
-/// Attention of the last S of T positions, each over itself and window - 1 before it.
-mx::array windowed_attention(const mx::array& q, const KvCache::View& kv, float scale, int window) {
-  const int s = q.shape(2), t = kv.keys.shape(2);
-  if (s == 1 || t <= window) { // a single query needs no mask, only the window's keys
-    const int first = std::max(0, s == 1 ? t - window : 0);
-    return ops::attention(q, from_position(kv.keys, first), from_position(kv.values, first), scale, s > 1);
-  }
-  const auto rows = mx::expand_dims(mx::arange(t - s, t), 1), columns = mx::expand_dims(mx::arange(t), 0);
-  const auto mask =
-      mx::logical_and(mx::greater_equal(rows, columns), mx::less(rows, mx::add(columns, mx::array(window))));
-  return mx::fast::scaled_dot_product_attention(q, kv.keys, kv.values, scale, "array", mask);
-}
-
 struct LayerWeights {
   std::vector<LinearWeight> qkv;
   LinearWeight o, gate, up, down;
@@ -167,8 +150,7 @@ mx::array Decoder::attend(const Layer& layer, const mx::array& x, KvCache& cache
   k = rotary_(mx::transpose(k, {0, 2, 1, 3}), offset);
   const auto kv = cache.append(k, mx::transpose(v, {0, 2, 1, 3}), reserve);
   const float scale = static_cast<float>(std::pow(c.head_dim, -0.5));
-  const auto y = layer.window ? windowed_attention(q, kv, scale, layer.window)
-                              : ops::attention(q, kv.keys, kv.values, scale, q.shape(2) > 1);
+  const auto y = ops::attention(q, kv.keys, kv.values, scale, true, layer.window);
   const auto joined = mx::reshape(mx::transpose(y, {0, 2, 1, 3}), {x.shape(0), x.shape(1), -1});
   return (*layer.o)(joined)[0];
 }
