@@ -50,6 +50,12 @@ std::shared_ptr<Program> mlp_program(
     const Precision& precision,
     const std::vector<LinearWeight>& weights);
 
+std::shared_ptr<Program> attention_program(
+    std::shared_ptr<Workshop> workshop,
+    const ProgramSpec& spec,
+    const Precision& precision,
+    const std::vector<LinearWeight>& weights);
+
 /// False for activations that the precision chosen for `expected` could overflow on, or would round.
 inline bool accepts_dtype(mx::Dtype x, mx::Dtype expected, const Precision& precision) {
   if (precision.dtype == mx::float32 || precision.dtype == mx::int8 || x == expected) {

@@ -54,8 +54,10 @@ class OneDnnUnit : public Unit {
     std::shared_ptr<Program> program;
     on_cores([&] {
       const auto& precision = onednn::exact_precision(spec.dtype);
-      program = spec.kind == SiteKind::mlp ? onednn::mlp_program(workshop_, spec, precision, weights)
-                                           : onednn::linear_program(workshop_, spec, precision, weights);
+      const auto make = spec.kind == SiteKind::mlp         ? onednn::mlp_program
+                        : spec.kind == SiteKind::attention ? onednn::attention_program
+                                                           : onednn::linear_program;
+      program = make(workshop_, spec, precision, weights);
     });
     return program;
   }
