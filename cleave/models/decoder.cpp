@@ -46,7 +46,8 @@ class SiteMaker {
   SiteMaker(const DecoderOptions& options, mx::Dtype activations) : options_(options), activations_(activations) {}
 
   std::shared_ptr<const LinearGroup> group(const std::string& name, std::vector<LinearWeight> members) const {
-    return group(name, shares_for(name, members[0]), std::move(members));
+    const auto shares = shares_for(name, members[0]);
+    return group(name, shares, std::move(members));
   }
   /// A layer's attention as one site, or q,k,v and o as sites of their own; the others are null. `name` is the layer's.
   std::tuple<std::shared_ptr<const Attention>, std::shared_ptr<const LinearGroup>, std::shared_ptr<const LinearGroup>>
