@@ -18,12 +18,16 @@ struct AttentionTask {
   const float* values; ///< [keys, dv rounded up to a register tile]
   int64_t visible;     ///< keys that the first row may see, counted from key 0
   int64_t step;        ///< 1: each row sees one more than the row before (causal); 0: all see the same
+  int64_t window;      ///< each row sees no more than the last `window` of those
   float* out;          ///< [rows, dv]
   int64_t out_stride;
   float* scratch; ///< kQueryBlock * (kKeyBlock + dv rounded up)
 
   int64_t last(int64_t row) const {
     return visible + row * step;
+  }
+  int64_t first(int64_t row) const {
+    return last(row) > window ? last(row) - window : 0;
   }
 };
 

@@ -60,9 +60,7 @@ Site::Request LinearGroup::request(const std::vector<int>& begin, const std::vec
        {},
        0,
        options_.tile,
-       options_.dtype.value_or(members_[0].activation_dtype()),
-       Activation::silu,
-       options_.precision},
+       options_.dtype.value_or(members_[0].activation_dtype())},
       {}};
   for (size_t i = 0; i < members_.size(); ++i) {
     if (rows[i] > 0) {

@@ -68,7 +68,7 @@ Site::Request Mlp::request(const std::vector<int>& begin, const std::vector<int>
   auto part = slice(begin[0], begin[0] + rows[0], alone);
   return {
       {SiteKind::mlp, report_.k, report_.n, rows[0], options_.tile,
-       options_.dtype.value_or(weights_.gate.activation_dtype()), activation_, options_.precision},
+       options_.dtype.value_or(weights_.gate.activation_dtype()), activation_},
       {part.gate, part.up, part.down}};
 }
 

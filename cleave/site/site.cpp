@@ -89,6 +89,7 @@ std::optional<size_t> Site::try_build(const std::vector<UnitShare>& shares, cons
     }
     auto& unit = *shares[u].unit;
     auto asked = request(begin, rows[u], sharing == 1);
+    asked.spec.precision = options_.precision;
     std::shared_ptr<Program> program;
     auto why = unit.failed() ? std::optional("it is switched off: " + unit.failure()) : unit.refusal(asked.spec);
     if (!why) {
@@ -106,7 +107,7 @@ std::optional<size_t> Site::try_build(const std::vector<UnitShare>& shares, cons
     auto rescue = reference_program(asked.spec, std::move(asked.weights));
     parts_.push_back(
         {std::make_shared<UnitProgram>(
-             UnitProgram{shares[u].unit, program, rescue, stats_, asked.spec.n, sharing == 1}),
+             UnitProgram{shares[u].unit, program, rescue, stats_, asked.spec.kind, asked.spec.n, sharing == 1}),
          rows[u]});
     std::transform(begin.begin(), begin.end(), rows[u].begin(), begin.begin(), std::plus<>());
   }

@@ -8,7 +8,15 @@
 namespace cleave {
 
 const char* to_string(SiteKind kind) {
-  return kind == SiteKind::mlp ? "mlp" : "linear group";
+  switch (kind) {
+    case SiteKind::linear_group:
+      return "linear group";
+    case SiteKind::mlp:
+      return "mlp";
+    case SiteKind::attention:
+      return "attention";
+  }
+  return "";
 }
 
 namespace {
@@ -35,6 +43,9 @@ Precision precision_from_string(const std::string& name) {
 int64_t ProgramSpec::parameters() const {
   if (kind == SiteKind::mlp) {
     return int64_t(hidden) * (2 * int64_t(k) + n[0]);
+  }
+  if (kind == SiteKind::attention) {
+    return int64_t(hidden) * (int64_t(k) + n[0]) + int64_t(k) * (int64_t(n[1]) + n[2]);
   }
   return int64_t(k) * std::accumulate(n.begin(), n.end(), int64_t(0));
 }

@@ -182,8 +182,12 @@ NB_MODULE(_core, m) {
 
   nb::class_<ops::Rope>(m, "Rope")
       .def(
-          nb::init<int, bool, std::optional<float>, float, const std::optional<mx::array>&>(), "dims"_a,
-          "traditional"_a, "base"_a.none(), "scale"_a, "freqs"_a.none())
+          "__init__",
+          [](ops::Rope* self, int dims, bool traditional, std::optional<float> base, float scale,
+             const std::optional<mx::array>& freqs) {
+            new (self) ops::Rope({dims, traditional, base, scale, freqs});
+          },
+          "dims"_a, "traditional"_a, "base"_a.none(), "scale"_a, "freqs"_a.none())
       .def(
           "__call__", [](const ops::Rope& r, const mx::array& x, int offset) { return r(x, offset); }, "x"_a,
           "offset"_a);

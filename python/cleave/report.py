@@ -102,7 +102,7 @@ class Report:
         for state, info in zip(self._states, self._infos):
             rows = tuple(tuple(p["rows"]) for p in info["parts"])
             key = (info["k"], tuple(info["n"]), info["format"], rows)
-            if info["kind"] == "mlp" or key in seen:
+            if info["kind"] != "linear group" or key in seen:
                 continue
             seen.add(key)
             difference = state.site.main_rows_difference(tokens)

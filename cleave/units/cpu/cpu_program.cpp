@@ -22,7 +22,7 @@ class TiledProgram : public KernelProgram, protected CpuProgram {
  public:
   using CpuProgram::CpuProgram;
 
-  void run(const ConstMatrix& x, std::span<const Matrix> outputs) override {
+  void run(const ConstMatrix& x, std::span<const Matrix> outputs, const Past&) override {
     std::lock_guard lock(workshop_->mutex());
     workshop_->enter();
     dnnl::stream stream(cpu_engine());

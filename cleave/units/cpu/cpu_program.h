@@ -5,13 +5,6 @@
 
 namespace cleave::onednn {
 
-/// Rows [begin, begin + rows) of a matrix.
-template <typename M>
-M slice(const M& m, int64_t begin, int64_t rows) {
-  auto* data = static_cast<std::conditional_t<std::is_same_v<M, Matrix>, char*, const char*>>(m.data);
-  return {data + begin * m.stride * static_cast<int64_t>(mx::size_of(m.dtype)), m.dtype, rows, m.cols, m.stride};
-}
-
 /// Columns [begin, begin + cols) of a matrix.
 inline ConstMatrix columns(const Matrix& m, int64_t begin, int64_t cols) {
   return {
@@ -45,6 +38,12 @@ std::shared_ptr<Program> linear_program(
     const std::vector<LinearWeight>& weights);
 
 std::shared_ptr<Program> mlp_program(
+    std::shared_ptr<Workshop> workshop,
+    const ProgramSpec& spec,
+    const Arithmetic& arithmetic,
+    const std::vector<LinearWeight>& weights);
+
+std::shared_ptr<Program> attention_program(
     std::shared_ptr<Workshop> workshop,
     const ProgramSpec& spec,
     const Arithmetic& arithmetic,

@@ -56,8 +56,10 @@ class OneDnnUnit : public Unit {
     std::shared_ptr<Program> program;
     on_cores([&] {
       const auto& arithmetic = onednn::arithmetic_for(spec.precision, spec.dtype);
-      program = spec.kind == SiteKind::mlp ? onednn::mlp_program(workshop_, spec, arithmetic, weights)
-                                           : onednn::linear_program(workshop_, spec, arithmetic, weights);
+      const auto make = spec.kind == SiteKind::mlp         ? onednn::mlp_program
+                        : spec.kind == SiteKind::attention ? onednn::attention_program
+                                                           : onednn::linear_program;
+      program = make(workshop_, spec, arithmetic, weights);
     });
     return program;
   }
