@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 
 #include "cleave/graph/error_probe.h"
+#include "cleave/site/attention.h"
 #include "cleave/units/reference/reference_unit.h"
 #include "sites.h"
 
@@ -23,10 +24,17 @@ double distance(const Arrays& a, const Arrays& exact) {
   return std::sqrt(differences / sizes);
 }
 
+enum Kind { group, mlp, attention };
+
 std::unique_ptr<Site> random_site(
-    Random& random, bool mlp, const Format& format, const std::vector<UnitShare>& shares, Precision precision) {
+    Random& random, Kind kind, const Format& format, const std::vector<UnitShare>& shares, Precision precision) {
   const SiteOptions options{.name = "site", .tile = 32, .min_rows = 1, .precision = precision};
-  if (mlp) {
+  if (kind == attention) {
+    auto make = [&](int n, int k) { return make_weight(random, format, n, k); };
+    Attention::Weights weights{make(128, 128), make(64, 128), make(64, 128), make(64, 128)};
+    return std::make_unique<Attention>(std::move(weights), AttentionSpec{4, 2, 32, 0.2f}, shares, options);
+  }
+  if (kind == mlp) {
     auto gate = make_weight(random, format, 192, 128), up = make_weight(random, format, 192, 128);
     return std::make_unique<Mlp>(
         gate, up, make_weight(random, format, 64, 192, true), Activation::silu, shares, options);
@@ -44,13 +52,13 @@ TEST_P(Precisions, ErrAsLittleAsTheyPromiseAndSayByHowMuch) {
   Random random(71);
   for (const Format& format :
        {Format{mx::float32}, Format{mx::float16}, Format{mx::bfloat16}, Format{mx::float16, "affine", 4, 32}}) {
-    for (const bool mlp : {false, true}) {
+    for (const Kind kind : {group, mlp, attention}) {
       for (const auto& [names, parts] : std::vector<std::pair<std::vector<std::string>, std::vector<double>>>{
                {{"cpu"}, {1}}, {{"main", "cpu"}, {0.4, 0.6}}, {{"reference"}, {1}}}) {
-        SCOPED_TRACE(testing::Message() << format << (mlp ? " mlp " : " group ") << names.back() << names.size());
-        auto site = random_site(random, mlp, format, shares_of(names, parts), precision);
+        SCOPED_TRACE(testing::Message() << format << " kind " << kind << ' ' << names.back() << names.size());
+        auto site = random_site(random, kind, format, shares_of(names, parts), precision);
         EXPECT_EQ(site->stats().error, -1);
-        const auto x = make_x(random, {65}, 128, format.dtype);
+        const auto x = make_x(random, {1, 65}, 128, format.dtype);
         const double found = distance(evaluated((*site)(x)), evaluated(site->original(x)));
         const double rounding = format.dtype == mx::bfloat16 ? 1e-2 : 1e-3; // of the original's own outputs
         EXPECT_LT(found, most + rounding);
@@ -66,7 +74,7 @@ TEST_P(Precisions, ErrAsLittleAsTheyPromiseAndSayByHowMuch) {
           EXPECT_GT(found, 1e-4);
         }
         const float first = site->stats().error;
-        evaluated((*site)(make_x(random, {7}, 128, format.dtype)));
+        evaluated((*site)(make_x(random, {1, 7}, 128, format.dtype)));
         EXPECT_EQ(site->stats().error, first) << "measured once";
       }
     }
@@ -78,7 +86,7 @@ TEST_P(Precisions, TakeActivationsOfAnyDtypeOnceRoundingIsAllowed) {
     return;
   }
   Random random(72);
-  auto site = random_site(random, true, {mx::bfloat16}, shares_of({"cpu"}, {1}), GetParam());
+  auto site = random_site(random, mlp, {mx::bfloat16}, shares_of({"cpu"}, {1}), GetParam());
   for (auto dtype : {mx::float32, mx::float16, mx::bfloat16}) {
     EXPECT_TRUE(site->engages(make_x(random, {3}, 128, dtype))) << dtype;
   }
@@ -95,7 +103,7 @@ TEST_P(Precisions, HoldNoMoreThanTheEstimate) {
 
 TEST_P(Precisions, NumbersThatAreNotFiniteStayVisible) {
   Random random(74);
-  auto site = random_site(random, false, {mx::float32}, shares_of({"cpu"}, {1}), GetParam());
+  auto site = random_site(random, group, {mx::float32}, shares_of({"cpu"}, {1}), GetParam());
   const float inf = std::numeric_limits<float>::infinity();
   for (float bad : {inf, -inf, std::numeric_limits<float>::quiet_NaN()}) {
     std::vector<float> values(3 * 128, 0.5f);

@@ -72,7 +72,9 @@ class Runner:
                 kept_on_main[site] = reason
             return shares or []
 
-        self._decoder = _core.load_decoder(path, choose, team.seq, min_rows, team.precision)
+        self._decoder = _core.load_decoder(
+            path, choose, team.seq, min_rows, precision=team.precision
+        )
         self.report = team.report("auto", min_rows)
         for site in self._decoder.sites:
             info = site.report()
