@@ -1,8 +1,8 @@
 #include "cleave/kernels/attention.h"
 
 #include <algorithm>
-#include <memory>
 
+#include "cleave/kernels/buffer.h"
 #include "cleave/kernels/convert.h"
 #include "cleave/kernels/table.h"
 #include "cleave/kernels/team.h"
@@ -10,22 +10,6 @@
 namespace cleave::kernels {
 
 namespace {
-
-/// Uninitialised floats that grow and stay: a call's packed keys and values cost no page faults but the first time.
-class Buffer {
- public:
-  float* at_least(size_t count) {
-    if (size_ < count) {
-      data_.reset(new float[count]);
-      size_ = count;
-    }
-    return data_.get();
-  }
-
- private:
-  std::unique_ptr<float[]> data_;
-  size_t size_ = 0;
-};
 
 int64_t round_up(int64_t n, int64_t to) {
   return (n + to - 1) / to * to;

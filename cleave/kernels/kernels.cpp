@@ -25,7 +25,7 @@ const Table& table() {
         __builtin_cpu_supports("avx512vl")) {
       return avx512::table;
     }
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) {
       return avx2::table;
     }
     return generic::table;

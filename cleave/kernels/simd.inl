@@ -3,6 +3,7 @@
 
 typedef float vf __attribute__((vector_size(4 * kLanes)));
 typedef int32_t vi __attribute__((vector_size(4 * kLanes)));
+typedef uint32_t vu __attribute__((vector_size(4 * kLanes)));
 typedef uint16_t vh __attribute__((vector_size(2 * kLanes)));
 
 static inline vf load(const float* p) {
@@ -29,11 +30,14 @@ static inline vf floats(vi v) {
   return (vf)v;
 }
 static inline float sum(vf v) {
-  float s = 0;
-  for (int i = 0; i < kLanes; ++i) {
-    s += v[i];
+  typedef float quad __attribute__((vector_size(16)));
+  quad parts[kLanes / 4];
+  __builtin_memcpy(parts, &v, sizeof(v));
+  quad s = parts[0];
+  for (int i = 1; i < kLanes / 4; ++i) {
+    s += parts[i];
   }
-  return s;
+  return (s[0] + s[2]) + (s[1] + s[3]);
 }
 static inline float largest(vf v) {
   float m = v[0];

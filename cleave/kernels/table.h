@@ -31,6 +31,33 @@ struct AttentionTask {
   }
 };
 
+enum class Number { f32, f16, bf16 };
+
+constexpr int kReadable = 64; ///< bytes that kernels may read past a packed row
+
+/// Rows of a weight where they lie: dense numbers, or, where bits is not 0, affine codes (w = code * scale + bias, a
+/// scale and a bias per group). Strides are bytes between rows.
+struct WeightTask {
+  const uint8_t* data;
+  const uint8_t *scales, *biases; ///< packed only
+  int64_t stride, scale_stride;
+  Number number; ///< of dense weights; packed: of scales and biases
+  int bits, group;
+  int64_t rows, k;
+
+  const float* x; ///< m rows of finite numbers as arrange() gives them
+  const float* sums;
+  int64_t m, x_stride, sums_stride;
+  float* y; ///< dot: y[i * y_stride + row]; unpack: y[row * y_stride + column]
+  int64_t y_stride;
+  float* scratch; ///< 2 * arranged(...).groups
+};
+
+/// How many floats a row of x takes for weights of a format, and how many its sums.
+struct Arranged {
+  int64_t columns, groups;
+};
+
 /// Kernels for one processor target.
 struct Table {
   const char* name;
@@ -47,6 +74,11 @@ struct Table {
   void (*scale)(float* y, float factor, const float* bias, int64_t n);     ///< bias may be null
   void (*pack_keys)(const float* k, int64_t stride, int64_t keys, int64_t d, float* panel);
   void (*attend)(const AttentionTask& task);
+  Arranged (*arranged)(int bits, int group, int64_t k);
+  /// A row of x in the order of the codes, with the sums of its groups; false where it is not finite.
+  bool (*arrange)(const float* x, int bits, int group, int64_t k, float* to, float* sums);
+  void (*dot)(const WeightTask& task);    ///< y = x W^T
+  void (*unpack)(const WeightTask& task); ///< packed only: y = W
 };
 
 /// The best of the targets that this processor runs.

@@ -7,5 +7,7 @@
 
 #include "cleave/kernels/attention.inl"
 
+#include "cleave/kernels/packed.inl"
+
 const Table table{kName,       kLanes, gated_silu, gated_gelu, gated_gelu_tanh, gated_relu, rms_norm, add,
-                  rope, split, quantize, scale, pack_keys, attend};
+                  rope, split, quantize, scale, pack_keys, attend, arranged, arrange, dot, unpack};

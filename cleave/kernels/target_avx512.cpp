@@ -1,3 +1,5 @@
+#include <immintrin.h> // its functions are inlined everywhere
+
 #include "cleave/kernels/table.h"
 
 namespace cleave::kernels::avx512 {

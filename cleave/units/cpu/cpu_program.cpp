@@ -1,7 +1,10 @@
 #include "cleave/units/cpu/cpu_program.h"
 
+#include <array>
+
 #include "cleave/kernels/convert.h"
 #include "cleave/kernels/kernels.h"
+#include "cleave/units/cpu/in_place.h"
 
 namespace cleave::onednn {
 
@@ -16,6 +19,9 @@ void CpuProgram::multiply(Gemm& gemm, const dnnl::stream& stream, const Operand&
 }
 
 namespace {
+
+/// Up to so many tokens the reading of the weights decides, and packed ones are the fewest bytes.
+constexpr int64_t kFewRows = 8;
 
 /// A program that works tile by tile: scratch stays small and in cache, and few primitives serve every length.
 class TiledProgram : public KernelProgram, protected CpuProgram {
@@ -47,7 +53,7 @@ class LinearProgram : public TiledProgram {
       const ProgramSpec& spec,
       const Arithmetic& arithmetic,
       const std::vector<LinearWeight>& weights)
-      : TiledProgram(std::move(workshop), spec) {
+      : TiledProgram(std::move(workshop), spec), in_place_(weights) {
     for (const auto& w : weights) {
       gemms_.emplace_back(std::vector<LinearWeight>{w}, arithmetic, spec.tile);
     }
@@ -68,12 +74,16 @@ class LinearProgram : public TiledProgram {
 
  private:
   void run_tile(const dnnl::stream& stream, const ConstMatrix& x, std::span<const Matrix> outputs) override {
+    if (x.rows <= kFewRows && in_place_.multiply(x, outputs)) {
+      return;
+    }
     const auto operand = gemms_[0].prepare(x, *workshop_, input);
     for (size_t i = 0; i < gemms_.size(); ++i) {
       multiply(gemms_[i], stream, operand, outputs[i]);
     }
   }
 
+  InPlace in_place_;
   std::vector<Gemm> gemms_;
 };
 
@@ -86,7 +96,9 @@ class MlpProgram : public TiledProgram {
       const std::vector<LinearWeight>& weights)
       : TiledProgram(std::move(workshop), spec),
         gate_up_({weights[0], weights[1]}, arithmetic, spec.tile),
-        down_({weights[2]}, arithmetic, spec.tile) {}
+        down_({weights[2]}, arithmetic, spec.tile),
+        gate_up_in_place_({weights[0], weights[1]}),
+        down_in_place_({weights[2]}) {}
 
   size_t bytes() const override {
     return gate_up_.bytes() + down_.bytes();
@@ -102,16 +114,24 @@ class MlpProgram : public TiledProgram {
   void run_tile(const dnnl::stream& stream, const ConstMatrix& x, std::span<const Matrix> outputs) override {
     const int64_t h = spec_.hidden;
     auto both = scratch(wide, x.rows, 2 * h);
-    gate_up_.run(stream, gate_up_.prepare(x, *workshop_, input), both);
-    // In place where down_ takes float32: an element of gate is read before it is written.
-    const auto dtype = down_.arithmetic().operand_dtype();
-    const Matrix hidden =
-        dtype == mx::float32 ? Matrix{both.data, dtype, x.rows, h, both.stride} : scratch(middle, x.rows, h, dtype);
+    const std::array<Matrix, 2> halves{
+        Matrix{both.data, both.dtype, x.rows, h, both.stride},
+        Matrix{static_cast<float*>(both.data) + h, both.dtype, x.rows, h, both.stride}};
+    const bool few = x.rows <= kFewRows;
+    if (!few || !gate_up_in_place_.multiply(x, halves)) {
+      gate_up_.run(stream, gate_up_.prepare(x, *workshop_, input), both);
+    }
+    // In place where down takes float32: an element of gate is read before it is written.
+    const auto dtype = few ? mx::float32 : down_.arithmetic().operand_dtype();
+    const Matrix hidden = dtype == mx::float32 ? halves[0] : scratch(middle, x.rows, h, dtype);
     kernels::gated(spec_.activation, columns(both, 0, h), columns(both, h, h), hidden);
-    multiply(down_, stream, down_.prepare(columns(hidden, 0, h), *workshop_, middle), outputs[0]);
+    if (!few || !down_in_place_.multiply(columns(hidden, 0, h), outputs)) {
+      multiply(down_, stream, down_.prepare(columns(hidden, 0, h), *workshop_, middle), outputs[0]);
+    }
   }
 
   Gemm gate_up_, down_;
+  InPlace gate_up_in_place_, down_in_place_;
 };
 
 } // namespace
