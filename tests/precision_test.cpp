@@ -1,5 +1,7 @@
 #include <gmock/gmock.h>
 
+#include <fstream>
+
 #include "cleave/graph/error_probe.h"
 #include "cleave/site/attention.h"
 #include "cleave/units/reference/reference_unit.h"
@@ -119,6 +121,19 @@ INSTANTIATE_TEST_SUITE_P(
     All, Precisions, testing::Values(Precision::exact, Precision::bf16, Precision::int8), [](const auto& info) {
       return std::string(to_string(info.param));
     });
+
+TEST(Precision, IsUsedWhereTheProcessorIsFasterInIt) {
+  std::ifstream file("/proc/cpuinfo");
+  const std::string flags((std::istreambuf_iterator<char>(file)), {});
+  Random random(76);
+  for (auto [flag, precision, name] :
+       {std::tuple{"avx512_vnni", Precision::int8, "int8"}, {"avx512_bf16", Precision::bf16, "bfloat16"}}) {
+    if (unit("cpu")->description().starts_with("oneDNN") && flags.find(flag) != std::string::npos) {
+      auto site = random_site(random, mlp, {mx::float16}, shares_of({"cpu"}, {1}), precision);
+      EXPECT_EQ(site->report().parts[0].arithmetic, name);
+    }
+  }
+}
 
 TEST(Precision, IsNamedOrRefused) {
   for (auto p : {Precision::exact, Precision::bf16, Precision::int8}) {

@@ -71,7 +71,10 @@ struct Table {
   void (*rope)(float* x, const float* cosine, const float* sine, int64_t half, bool traditional);
   bool (*split)(const float* x, uint16_t* high, uint16_t* low, int64_t n); ///< whether any low is not 0
   float (*quantize)(const float* x, int8_t* codes, int64_t n);             ///< returns the scale
-  void (*scale)(float* y, float factor, const float* bias, int64_t n);     ///< bias may be null
+  /// y = x * factor + bias; bias may be null, y may be x.
+  void (*scale)(const float* x, float* y, float factor, const float* bias, int64_t n);
+  void (*widen_bf16)(const uint16_t* x, float* y, int64_t n);
+  void (*round_bf16)(const float* x, uint16_t* y, int64_t n);
   void (*pack_keys)(const float* k, int64_t stride, int64_t keys, int64_t d, float* panel);
   void (*attend)(const AttentionTask& task);
   Arranged (*arranged)(int bits, int group, int64_t k);

@@ -93,7 +93,7 @@ class AttentionProgram : public KernelProgram, protected CpuProgram {
     const int d = a_.head_dim;
     const int64_t q_columns = int64_t(a_.heads) * d, kv_columns = int64_t(a_.kv_heads) * d;
     const auto qkv = scratch(wide, x.rows, q_columns + 2 * kv_columns);
-    qkv_.run(stream, qkv_.prepare(x, *workshop_, input), qkv);
+    multiply(qkv_, stream, qkv_.prepare(x, *workshop_, input), qkv);
     const auto q = heads_in(qkv, 0, d);
     const int64_t position = cached.tokens + begin;
     kernels::transform_heads(transform(q_norm_), {1, a_.heads, x.rows, d}, position, q, q);

@@ -9,13 +9,14 @@
 namespace cleave::onednn {
 
 void CpuProgram::multiply(Gemm& gemm, const dnnl::stream& stream, const Operand& x, const Matrix& y) {
-  if (gemm.takes(y)) {
-    gemm.run(stream, x, y);
-    return;
+  const bool direct = gemm.takes(y);
+  const auto to = direct ? y : scratch(result, y.rows, y.cols);
+  gemm.run(stream, x, to);
+  if (const auto rest = gemm.rest(x); rest.scales) {
+    kernels::scale_rows(columns(to, 0, to.cols), rest, y);
+  } else if (!direct) {
+    convert(columns(to, 0, to.cols), y);
   }
-  auto dense = scratch(result, y.rows, y.cols);
-  gemm.run(stream, x, dense);
-  convert({dense.data, dense.dtype, dense.rows, dense.cols, dense.stride}, y);
 }
 
 namespace {
@@ -118,13 +119,23 @@ class MlpProgram : public TiledProgram {
         Matrix{both.data, both.dtype, x.rows, h, both.stride},
         Matrix{static_cast<float*>(both.data) + h, both.dtype, x.rows, h, both.stride}};
     const bool few = x.rows <= kFewRows;
+    kernels::GateUp gate_up{columns(both, 0, h), columns(both, h, h)};
     if (!few || !gate_up_in_place_.multiply(x, halves)) {
-      gate_up_.run(stream, gate_up_.prepare(x, *workshop_, input), both);
+      const auto operand = gate_up_.prepare(x, *workshop_, input);
+      gate_up_.run(stream, operand, both);
+      gate_up.rest = gate_up_.rest(operand);
+    }
+    const auto dtype = down_.arithmetic().dtype;
+    if (!few && dtype == mx::int8) {
+      const auto codes = scratch(middle, x.rows, h, dtype), scales = scratch(middle_scales, x.rows, 1);
+      kernels::gated(spec_.activation, gate_up, static_cast<int8_t*>(codes.data), static_cast<float*>(scales.data));
+      multiply(down_, stream, {columns(codes, 0, h), nullptr, static_cast<float*>(scales.data)}, outputs[0]);
+      return;
     }
     // In place where down takes float32: an element of gate is read before it is written.
-    const auto dtype = few ? mx::float32 : down_.arithmetic().operand_dtype();
-    const Matrix hidden = dtype == mx::float32 ? halves[0] : scratch(middle, x.rows, h, dtype);
-    kernels::gated(spec_.activation, columns(both, 0, h), columns(both, h, h), hidden);
+    const bool narrow = !few && down_.arithmetic().products == 1 && dtype != mx::float32;
+    const Matrix hidden = narrow ? scratch(middle, x.rows, h, dtype) : halves[0];
+    kernels::gated(spec_.activation, gate_up, hidden);
     if (!few || !down_in_place_.multiply(columns(hidden, 0, h), outputs)) {
       multiply(down_, stream, down_.prepare(columns(hidden, 0, h), *workshop_, middle), outputs[0]);
     }

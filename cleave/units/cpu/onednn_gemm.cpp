@@ -223,9 +223,10 @@ void Gemm::run(const dnnl::stream& stream, const Operand& x, const Matrix& y) {
   if (low_) {
     multiply(stream, x.matrix, low_, y, true);
   }
-  if (!scales_.empty()) {
-    kernels::scale_rows(y, x.scales, bias_.empty() ? nullptr : bias_.data());
-  }
+}
+
+kernels::RowScale Gemm::rest(const Operand& x) const {
+  return {x.scales, x.scales && !bias_.empty() ? bias_.data() : nullptr};
 }
 
 void Gemm::multiply(const dnnl::stream& stream, const ConstMatrix& x, const memory& w, const Matrix& y, bool adds) {

@@ -6,6 +6,7 @@
 #include <dnnl.hpp>
 
 #include "cleave/element.h"
+#include "cleave/kernels/kernels.h"
 #include "cleave/linear_weight.h"
 #include "cleave/units/cpu/workshop.h"
 
@@ -23,10 +24,6 @@ struct Arithmetic {
   std::string reason = {}; ///< why it was chosen
 
   std::string name() const; ///< such as "float16" or "3 x bfloat16"
-  /// Activations of this dtype need no further step.
-  mx::Dtype operand_dtype() const {
-    return products > 1 || dtype == mx::int8 ? mx::float32 : dtype;
-  }
 };
 
 /// x in the form that products take, in the unit's scratch memory or in place.
@@ -57,7 +54,9 @@ class Gemm {
   Operand prepare(const ConstMatrix& x, Workshop& workshop, size_t slot) const;
   /// Whether y may have dtype and stride; a dense float32 one always may.
   bool takes(const Matrix& y) const;
+  /// y = x W^T + bias; int8: without what rest() tells.
   void run(const dnnl::stream& stream, const Operand& x, const Matrix& y);
+  kernels::RowScale rest(const Operand& x) const;
 
  private:
   struct Key {
