@@ -51,7 +51,7 @@ class NullUnit : public Unit {
       size_t bytes() const override {
         return 0;
       }
-      void run(const ConstMatrix&, std::span<const Matrix>) override {}
+      void run(const ConstMatrix&, std::span<const Matrix>, const Past&) override {}
     };
     return std::make_shared<Null>();
   }

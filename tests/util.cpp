@@ -256,12 +256,12 @@ class ProbeProgram : public KernelProgram {
   size_t bytes() const override {
     return 1;
   }
-  void run(const ConstMatrix& x, std::span<const Matrix> outputs) override {
+  void run(const ConstMatrix& x, std::span<const Matrix> outputs, const Past& past) override {
     ++probe_->ran;
     if (probe_->before) {
       probe_->before();
     }
-    inner_->run(x, outputs);
+    inner_->run(x, outputs, past);
   }
 
  private:

@@ -2,7 +2,9 @@
 
 #include <stdexcept>
 
+#include "cleave/graph/error_probe.h"
 #include "cleave/graph/gather.h"
+#include "cleave/graph/heads_input.h"
 #include "cleave/graph/primitive.h"
 #include "cleave/trace/span.h"
 #include "mlx/backend/common/utils.h"
@@ -40,21 +42,48 @@ std::optional<ConstMatrix> as_matrix(const mx::array& x) {
   return m.stride < cols ? std::nullopt : std::optional(m);
 }
 
+/// A call's past on its way into the task.
+class PastInput {
+ public:
+  PastInput(const mx::array& x, const mx::array* keys, const mx::array* values)
+      : batch_(x.ndim() > 2 ? x.shape(0) : 1) {
+    if (keys) {
+      keys_.emplace(*keys);
+      values_.emplace(*values);
+      tokens_ = keys->shape(2);
+    }
+  }
+  /// Call in the task, once; valid while this object lives.
+  Past past() {
+    Past p{batch_};
+    if (keys_) {
+      p.before = {keys_->heads(), values_->heads(), tokens_};
+    }
+    return p;
+  }
+
+ private:
+  int64_t batch_, tokens_ = 0;
+  std::optional<HeadsInput> keys_, values_;
+};
+
 /// Runs a program; when the unit fails, or has failed before this call came to run, the reference finishes it.
-void run(const UnitProgram& p, const ConstMatrix& x, std::span<const Matrix> outputs) {
+void run(const UnitProgram& p, const ConstMatrix& x, std::span<const Matrix> outputs, const Past& past) {
   const int64_t begin = trace::enabled() ? trace::now_ns() : 0;
   bool done = false;
   if (!p.unit->failed()) {
     try {
-      static_cast<KernelProgram&>(*p.program).run(x, outputs);
+      static_cast<KernelProgram&>(*p.program).run(x, outputs, past);
       done = true;
     } catch (const std::exception& e) {
       p.unit->report_failure(p.stats->site + ": " + e.what());
     }
   }
   if (!done) {
-    p.rescue->run(x, outputs);
+    p.rescue->run(x, outputs, past);
     ++p.stats->rescued;
+  } else if (p.stats->unprobed.exchange(false)) {
+    p.stats->error = relative_error(*p.rescue, p.kind, x, outputs, past);
   }
   ++p.stats->engaged;
   if (begin != 0) {
@@ -64,8 +93,8 @@ void run(const UnitProgram& p, const ConstMatrix& x, std::span<const Matrix> out
 
 class UnitCall : public CpuPrimitive {
  public:
-  UnitCall(mx::Stream stream, SharedProgram program, std::vector<int> columns)
-      : CpuPrimitive(stream), program_(std::move(program)), columns_(std::move(columns)) {}
+  UnitCall(mx::Stream stream, SharedProgram program, std::vector<int> columns, bool has_past)
+      : CpuPrimitive(stream), program_(std::move(program)), columns_(std::move(columns)), has_past_(has_past) {}
 
   const char* name() const override {
     return "UnitCall";
@@ -96,15 +125,19 @@ class UnitCall : public CpuPrimitive {
       }
       to.push_back({out.data<void>(), out.dtype(), rows, n, stride});
     }
+    const auto* values = has_past_ ? &inputs.back() : nullptr;
+    PastInput past(x, values ? values - 1 : nullptr, values);
     auto& encoder = mx::cpu::get_command_encoder(stream());
     if (auto matrix = as_matrix(x)) {
-      encoder.dispatch([p = program_, matrix = *matrix, to = std::move(to)] { run(*p, matrix, to); });
+      encoder.dispatch([p = program_, matrix = *matrix, to = std::move(to), past = std::move(past)]() mutable {
+        run(*p, matrix, to, past.past());
+      });
       return;
     }
     encoder.dispatch([p = program_, data = x.data<void>(), dtype = x.dtype(), itemsize = x.itemsize(),
-                      shape = x.shape(), strides = x.strides(), to = std::move(to)] {
+                      shape = x.shape(), strides = x.strides(), to = std::move(to), past = std::move(past)]() mutable {
       auto copy = gather(data, itemsize, shape, strides);
-      run(*p, {copy.data(), dtype, to[0].rows, shape.back(), shape.back()}, to);
+      run(*p, {copy.data(), dtype, to[0].rows, shape.back(), shape.back()}, to, past.past());
     });
   }
 
@@ -119,6 +152,7 @@ class UnitCall : public CpuPrimitive {
 
   SharedProgram program_;
   std::vector<int> columns_; ///< per output, when placed in buffers
+  bool has_past_;            ///< whether the last two inputs are cached keys and values
 };
 
 /// Passes its inputs on and notes the time at which the unit's stream comes by: the two ends of a graph program.
@@ -181,7 +215,11 @@ std::vector<mx::array> mark(
 } // namespace
 
 std::vector<mx::array> unit_call(
-    const SharedProgram& p, const mx::array& x, const std::vector<mx::Dtype>& out, const std::vector<Slot>& slots) {
+    const SharedProgram& p,
+    const mx::array& x,
+    const std::vector<mx::Dtype>& out,
+    const std::vector<Slot>& slots,
+    const std::optional<CachedHeads>& past) {
   const auto main = mx::default_stream(mx::default_device());
   const bool on_main = p->alone && main.device == mx::Device::cpu && p->unit->shares_cores_with_main();
   const auto stream = on_main ? main : p->unit->stream();
@@ -200,8 +238,12 @@ std::vector<mx::array> unit_call(
     inputs.push_back(slot.buffer);
     columns.push_back(slot.column);
   }
+  if (past) {
+    inputs.push_back(past->keys);
+    inputs.push_back(past->values);
+  }
   return mx::array::make_arrays(
-      std::move(shapes), out, std::make_shared<UnitCall>(stream, p, std::move(columns)), inputs);
+      std::move(shapes), out, std::make_shared<UnitCall>(stream, p, std::move(columns), past.has_value()), inputs);
 }
 
 } // namespace cleave

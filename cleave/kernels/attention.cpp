@@ -95,8 +95,8 @@ void attention(const AttentionShape& s, const Heads& q, std::span<const KeysValu
       const int64_t head = b * s.kv_heads + h / group;
       const int64_t visible = s.causal ? keys - s.tokens + first + 1 : keys;
       table().attend(
-          {queries, rows, s.d, s.dv, p.keys_of(head, s.d), p.values_of(head), visible, s.causal ? 1 : 0, result, s.dv,
-           scratch});
+          {queries, rows, s.d, s.dv, p.keys_of(head, s.d), p.values_of(head), visible, s.causal ? 1 : 0,
+           s.causal && s.window > 0 ? s.window : keys, result, s.dv, scratch});
       for (int64_t r = 0; r < rows; ++r) {
         convert_row(result + r * s.dv, mx::float32, out.row(b, h, first + r), out.dtype, s.dv);
       }

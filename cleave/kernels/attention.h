@@ -2,15 +2,9 @@
 
 #include <span>
 
-#include "cleave/kernels/heads.h"
+#include "cleave/element.h"
 
 namespace cleave::kernels {
-
-/// Consecutive keys and values.
-struct KeysValues {
-  Heads keys, values;
-  int64_t tokens;
-};
 
 struct AttentionShape {
   int64_t batch, heads,
@@ -18,7 +12,8 @@ struct AttentionShape {
   int64_t tokens; ///< queries
   int d, dv;
   float scale;
-  bool causal; ///< the last query sees all keys, each one before it one key less
+  bool causal;        ///< the last query sees all keys, each one before it one key less
+  int64_t window = 0; ///< causal only: each query sees itself and window - 1 keys before it; 0: all before it
 };
 
 /// out = softmax(scale * q k^T) v in fp32, blocked, so that memory grows with tokens and not with their square. The

@@ -106,7 +106,7 @@ static void attend(const AttentionTask& t) {
     sums[i] = 0;
   }
   const int64_t end = t.last(t.rows - 1);
-  for (int64_t begin = 0; begin < end; begin += kKeyBlock) {
+  for (int64_t begin = t.first(0) / kKeyBlock * kKeyBlock; begin < end; begin += kKeyBlock) {
     const int64_t keys = end - begin < kKeyBlock ? end - begin : kKeyBlock;
     const int64_t padded = (keys + kWidth - 1) / kWidth * kWidth;
     // Rows that see none of this block lie above the first that does.
@@ -121,6 +121,9 @@ static void attend(const AttentionTask& t) {
     }
     for (int64_t r = skip; r < t.rows; ++r) {
       const int64_t seen = t.last(r) - begin < keys ? t.last(r) - begin : keys;
+      for (int64_t i = 0; i < t.first(r) - begin && i < seen; ++i) {
+        scores[r * kKeyBlock + i] = -__builtin_inff();
+      }
       const float shrink = soften(scores + r * kKeyBlock, seen, padded, tops[r], totals[r]);
       if (shrink != 1.0f) {
         for (int64_t i = 0; i < columns; ++i) {

@@ -2,8 +2,10 @@
 
 #include <immintrin.h>
 
+#include <algorithm>
 #include <cstring>
 
+#include "cleave/kernels/table.h"
 #include "cleave/kernels/team.h"
 
 namespace cleave {
@@ -36,20 +38,14 @@ __attribute__((target("avx2,f16c"))) void f32_to_f16(const float* from, uint16_t
   }
 }
 
-void bf16_to_f32(const uint16_t* from, float* to, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) {
-    uint32_t word = uint32_t(from[i]) << 16;
-    std::memcpy(to + i, &word, sizeof(word));
-  }
-}
-
-void f32_to_bf16(const float* from, uint16_t* to, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) {
-    uint32_t word;
-    std::memcpy(&word, from + i, sizeof(word));
-    const bool nan = (word & 0x7fffffff) > 0x7f800000;
-    const uint32_t rounded = (word + 0x7fff + ((word >> 16) & 1)) >> 16;
-    to[i] = static_cast<uint16_t>(nan ? 0x7fc0 : rounded);
+/// Between two narrow dtypes, by way of float32.
+void by_floats(const void* from, mx::Dtype a, void* to, mx::Dtype b, int64_t n) {
+  constexpr int64_t chunk = 512;
+  float floats[chunk];
+  for (int64_t i = 0; i < n; i += chunk) {
+    const int64_t count = std::min(chunk, n - i), at = i * static_cast<int64_t>(sizeof(uint16_t));
+    convert_row(static_cast<const char*>(from) + at, a, floats, mx::float32, count);
+    convert_row(floats, mx::float32, static_cast<char*>(to) + at, b, count);
   }
 }
 
@@ -70,9 +66,11 @@ void convert_row(const void* from, mx::Dtype a, void* to, mx::Dtype b, int64_t n
   } else if (a == mx::float32 && b == mx::float16 && has_f16c()) {
     f32_to_f16(static_cast<const float*>(from), static_cast<uint16_t*>(to), n);
   } else if (a == mx::bfloat16 && b == mx::float32) {
-    bf16_to_f32(static_cast<const uint16_t*>(from), static_cast<float*>(to), n);
+    kernels::table().widen_bf16(static_cast<const uint16_t*>(from), static_cast<float*>(to), n);
   } else if (a == mx::float32 && b == mx::bfloat16) {
-    f32_to_bf16(static_cast<const float*>(from), static_cast<uint16_t*>(to), n);
+    kernels::table().round_bf16(static_cast<const float*>(from), static_cast<uint16_t*>(to), n);
+  } else if (a != mx::float32 && b != mx::float32) {
+    by_floats(from, a, to, b, n);
   } else {
     with_type(a, [&](auto* f) {
       with_type(b, [&](auto* t) {

@@ -49,21 +49,60 @@ void rms_norm(const ConstMatrix& x, const float* weight, float eps, const Matrix
   });
 }
 
-void gated(Activation activation, const ConstMatrix& gate, const ConstMatrix& up, const Matrix& y) {
+namespace {
+
+/// Calls done(row, values) for each row of act(gate) * up; `make` gives each thread its own `done` and where to
+/// compute.
+template <typename Make>
+void each_gated_row(Activation activation, const GateUp& in, Make make) {
   const auto& t = table();
   const auto f = activation == Activation::silu        ? t.gated_silu
                  : activation == Activation::gelu      ? t.gated_gelu
                  : activation == Activation::gelu_tanh ? t.gated_gelu_tanh
                                                        : t.gated_relu;
+  const int64_t cols = in.gate.cols;
+  const auto& [scales, bias] = in.rest;
   on_team([&](Fence&) {
-    RowReader g(gate), u(up);
-    RowWriter to(y);
+    RowReader gate(in.gate), up(in.up);
+    std::vector<float> scaled(scales ? 2 * cols : 0);
+    auto to = make();
 #pragma omp for schedule(static) nowait
-    for (int64_t r = 0; r < y.rows; ++r) {
-      f(g(r), u(r), to.at(r), y.cols);
+    for (int64_t r = 0; r < in.gate.rows; ++r) {
+      const float *g = gate(r), *u = up(r);
+      if (scales) {
+        t.scale(g, scaled.data(), scales[r], bias, cols);
+        t.scale(u, scaled.data() + cols, scales[r], bias ? bias + cols : nullptr, cols);
+        g = scaled.data();
+        u = g + cols;
+      }
+      f(g, u, to.at(r), cols);
       to.done(r);
     }
   });
+}
+
+/// Like RowWriter, but a row ends as codes and a scale.
+struct RowQuantizer {
+  int8_t* codes;
+  float* scales;
+  std::vector<float> row;
+
+  float* at(int64_t) {
+    return row.data();
+  }
+  void done(int64_t r) {
+    scales[r] = table().quantize(row.data(), codes + r * static_cast<int64_t>(row.size()), row.size());
+  }
+};
+
+} // namespace
+
+void gated(Activation activation, const GateUp& in, const Matrix& y) {
+  each_gated_row(activation, in, [&] { return RowWriter(y); });
+}
+
+void gated(Activation activation, const GateUp& in, int8_t* codes, float* scales) {
+  each_gated_row(activation, in, [&] { return RowQuantizer{codes, scales, std::vector<float>(in.gate.cols)}; });
 }
 
 void add(const ConstMatrix& a, const ConstMatrix& b, const Matrix& y) {
@@ -104,9 +143,16 @@ void quantize_rows(const ConstMatrix& x, int8_t* codes, float* scales) {
   });
 }
 
-void scale_rows(const Matrix& y, const float* scales, const float* bias) {
-  on_team_for(
-      y.rows, [&](int64_t r) { table().scale(static_cast<float*>(y.data) + r * y.stride, scales[r], bias, y.cols); });
+void scale_rows(const ConstMatrix& x, const RowScale& rest, const Matrix& y) {
+  on_team([&](Fence&) {
+    RowReader from(x);
+    RowWriter to(y);
+#pragma omp for schedule(static) nowait
+    for (int64_t r = 0; r < x.rows; ++r) {
+      table().scale(from(r), to.at(r), rest.scales[r], rest.bias, x.cols);
+      to.done(r);
+    }
+  });
 }
 
 } // namespace cleave::kernels

@@ -1,6 +1,7 @@
 #include "cleave/kernels/rope.h"
 
 #include <cmath>
+#include <map>
 
 #include "cleave/kernels/convert.h"
 #include "cleave/kernels/table.h"
@@ -14,6 +15,18 @@ constexpr int64_t block_positions = 256;
 
 RopeAngles::RopeAngles(std::vector<float> frequencies, float amplitude)
     : frequencies_(std::move(frequencies)), amplitude_(amplitude) {}
+
+std::shared_ptr<RopeAngles> RopeAngles::shared(const std::vector<float>& frequencies, float amplitude) {
+  static std::mutex mutex;
+  static std::map<std::pair<std::vector<float>, float>, std::weak_ptr<RopeAngles>> known;
+  std::lock_guard lock(mutex);
+  auto& entry = known[{frequencies, amplitude}];
+  auto angles = entry.lock();
+  if (!angles) {
+    entry = angles = std::make_shared<RopeAngles>(frequencies, amplitude);
+  }
+  return angles;
+}
 
 std::vector<const float*> RopeAngles::table(int64_t first, int64_t count) {
   const int n = half();

@@ -4,9 +4,15 @@
 #include <mutex>
 #include <vector>
 
-#include "cleave/kernels/heads.h"
+#include "cleave/element.h"
 
 namespace cleave::kernels {
+
+/// How many of each dimension.
+struct HeadCounts {
+  int64_t batch, heads, tokens;
+  int d;
+};
 
 /// Cosines and sines of rotary position embedding (Su et al., "RoFormer", 2021), computed once per position and kept.
 /// Safe for concurrent use.
@@ -14,6 +20,8 @@ class RopeAngles {
  public:
   /// frequencies: radians per position for each pair; `amplitude` multiplies cosine and sine (YaRN's attention factor).
   RopeAngles(std::vector<float> frequencies, float amplitude);
+  /// One for all who turn alike, such as the layers of a model.
+  static std::shared_ptr<RopeAngles> shared(const std::vector<float>& frequencies, float amplitude);
 
   int half() const {
     return static_cast<int>(frequencies_.size());

@@ -129,8 +129,34 @@ static float quantize(const float* x, int8_t* codes, int64_t n) {
   return check == 0 ? top / 127.0f : __builtin_nanf("");
 }
 
-static void scale(float* y, float factor, const float* bias, int64_t n) {
+static void scale(const float* x, float* y, float factor, const float* bias, int64_t n) {
+  if (bias) {
+#pragma GCC ivdep
+    for (int64_t i = 0; i < n; ++i) {
+      y[i] = x[i] * factor + bias[i];
+    }
+    return;
+  }
+#pragma GCC ivdep
   for (int64_t i = 0; i < n; ++i) {
-    y[i] = y[i] * factor + (bias ? bias[i] : 0.0f);
+    y[i] = x[i] * factor;
+  }
+}
+
+static void widen_bf16(const uint16_t* x, float* y, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    const uint32_t word = uint32_t(x[i]) << 16;
+    __builtin_memcpy(y + i, &word, sizeof(word));
+  }
+}
+
+/// To the nearest, ties to even; a NaN stays one.
+static void round_bf16(const float* x, uint16_t* y, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    uint32_t word;
+    __builtin_memcpy(&word, x + i, sizeof(word));
+    const bool nan = (word & 0x7fffffffu) > 0x7f800000u;
+    const uint32_t rounded = (word + 0x7fffu + ((word >> 16) & 1u)) >> 16;
+    y[i] = static_cast<uint16_t>(nan ? 0x7fc0u : rounded);
   }
 }

@@ -18,12 +18,16 @@ struct AttentionTask {
   const float* values; ///< [keys, dv rounded up to a register tile]
   int64_t visible;     ///< keys that the first row may see, counted from key 0
   int64_t step;        ///< 1: each row sees one more than the row before (causal); 0: all see the same
+  int64_t window;      ///< each row sees no more than the last `window` of those
   float* out;          ///< [rows, dv]
   int64_t out_stride;
   float* scratch; ///< kQueryBlock * (kKeyBlock + dv rounded up)
 
   int64_t last(int64_t row) const {
     return visible + row * step;
+  }
+  int64_t first(int64_t row) const {
+    return last(row) > window ? last(row) - window : 0;
   }
 };
 
@@ -66,7 +70,10 @@ struct Table {
   void (*rope)(float* x, const float* cosine, const float* sine, int64_t half, bool traditional);
   bool (*split)(const float* x, uint16_t* high, uint16_t* low, int64_t n); ///< whether any low is not 0
   float (*quantize)(const float* x, int8_t* codes, int64_t n);             ///< returns the scale
-  void (*scale)(float* y, float factor, const float* bias, int64_t n);     ///< bias may be null
+  /// y = x * factor + bias; bias may be null, y may be x.
+  void (*scale)(const float* x, float* y, float factor, const float* bias, int64_t n);
+  void (*widen_bf16)(const uint16_t* x, float* y, int64_t n);
+  void (*round_bf16)(const float* x, uint16_t* y, int64_t n);
   void (*pack_keys)(const float* k, int64_t stride, int64_t keys, int64_t d, float* panel);
   void (*attend)(const AttentionTask& task);
   Arranged (*arranged)(int bits, int group, int64_t k);

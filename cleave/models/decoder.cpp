@@ -1,6 +1,8 @@
 #include "cleave/models/decoder.h"
 
+#include <algorithm>
 #include <cmath>
+#include <tuple>
 
 #include "cleave/models/error.h"
 #include "cleave/models/gguf_model.h"
@@ -18,23 +20,6 @@ mx::array norm(const mx::array& x, const mx::array& weight, float eps) {
 /// [B, S, H * D] -> [B, S, H, D].
 mx::array heads_of(const mx::array& x, int heads) {
   return mx::reshape(x, {x.shape(0), x.shape(1), heads, -1});
-}
-
-mx::array from_position(const mx::array& a, int first) {
-  return mx::slice(a, {0, 0, first, 0}, a.shape());
-}
-
-/// Attention of the last S of T positions, each over itself and window - 1 before it.
-mx::array windowed_attention(const mx::array& q, const KvCache::View& kv, float scale, int window) {
-  const int s = q.shape(2), t = kv.keys.shape(2);
-  if (s == 1 || t <= window) { // a single query needs no mask, only the window's keys
-    const int first = std::max(0, s == 1 ? t - window : 0);
-    return ops::attention(q, from_position(kv.keys, first), from_position(kv.values, first), scale, s > 1);
-  }
-  const auto rows = mx::expand_dims(mx::arange(t - s, t), 1), columns = mx::expand_dims(mx::arange(t), 0);
-  const auto mask =
-      mx::logical_and(mx::greater_equal(rows, columns), mx::less(rows, mx::add(columns, mx::array(window))));
-  return mx::fast::scaled_dot_product_attention(q, kv.keys, kv.values, scale, "array", mask);
 }
 
 struct LayerWeights {
@@ -62,8 +47,22 @@ class SiteMaker {
 
   std::shared_ptr<const LinearGroup> group(const std::string& name, std::vector<LinearWeight> members) const {
     const auto shares = shares_for(name, members[0]);
-    const auto site = options_for(name, members[0]);
-    return std::make_shared<LinearGroup>(std::move(members), shares, site);
+    return group(name, shares, std::move(members));
+  }
+  /// A layer's attention as one site, or q,k,v and o as sites of their own; the others are null. `name` is the layer's.
+  std::tuple<std::shared_ptr<const Attention>, std::shared_ptr<const LinearGroup>, std::shared_ptr<const LinearGroup>>
+  attention(const std::string& name, LayerWeights& w, const AttentionSpec& spec) const {
+    const auto qkv = name + ".self_attn.q_proj+k_proj+v_proj", whole = name + ".self_attn";
+    const auto shares = shares_for(qkv, w.qkv[0]);
+    const auto sharing = std::count_if(shares.begin(), shares.end(), [](const auto& s) { return s.share > 0; });
+    const bool possible = spec.rope && 2 * Attention::block(w.o, spec) <= spec.kv_heads;
+    if (possible && options_.attention.value_or(sharing > 1)) {
+      Attention::Weights weights{w.qkv[0], w.qkv[1], w.qkv[2], w.o};
+      return {
+          std::make_shared<Attention>(std::move(weights), spec, shares, options_for(whole, w.qkv[0])), nullptr,
+          nullptr};
+    }
+    return {nullptr, group(qkv, shares, std::move(w.qkv)), group(name + ".self_attn.o_proj", {std::move(w.o)})};
   }
   std::shared_ptr<const Mlp> mlp(const std::string& name, LayerWeights& w) const {
     const auto shares = shares_for(name, w.gate);
@@ -72,12 +71,17 @@ class SiteMaker {
   }
 
  private:
+  std::shared_ptr<const LinearGroup> group(
+      const std::string& name, const std::vector<UnitShare>& shares, std::vector<LinearWeight> members) const {
+    const auto site = options_for(name, members[0]);
+    return std::make_shared<LinearGroup>(std::move(members), shares, site);
+  }
   std::vector<UnitShare> shares_for(const std::string& name, const LinearWeight& weight) const {
     auto shares = options_.shares ? options_.shares(name, weight) : std::vector<UnitShare>{};
     return shares.empty() ? std::vector<UnitShare>{{nullptr, 1.0}} : shares;
   }
   SiteOptions options_for(const std::string& name, const LinearWeight& weight) const {
-    SiteOptions site{name, options_.tile, options_.min_rows, 1, std::nullopt};
+    SiteOptions site{name, options_.tile, options_.min_rows, 1, std::nullopt, options_.precision};
     if (weight.packed() && weight.mode != "affine") { // scales of the fp modes name no dtype
       site.dtype = activations_;
     }
@@ -113,6 +117,7 @@ Decoder::Decoder(ModelConfig config, Weights weights, const DecoderOptions& opti
         nullptr,
         nullptr,
         nullptr,
+        nullptr,
         c.windowed[i] ? c.window : 0};
     if (c.qk_norm) {
       layer.q_norm = weights.vector(name + ".self_attn.q_norm.weight", c.head_dim);
@@ -133,13 +138,27 @@ Decoder::Decoder(ModelConfig config, Weights weights, const DecoderOptions& opti
       nbytes_ += w->nbytes();
     }
     auto& layer = layers_[i];
-    layer.qkv = make.group(name + ".self_attn.q_proj+k_proj+v_proj", std::move(from.qkv));
-    layer.o = make.group(name + ".self_attn.o_proj", {std::move(from.o)});
+    std::tie(layer.attention, layer.qkv, layer.o) = make.attention(name, from, attention_spec(layer));
+    for (const auto& site : std::initializer_list<std::shared_ptr<const Site>>{layer.attention, layer.qkv, layer.o}) {
+      if (site) {
+        sites_.push_back(site);
+      }
+    }
     layer.mlp = make.mlp(name + ".mlp", from);
-    sites_.insert(sites_.end(), {layer.qkv, layer.o, layer.mlp});
+    sites_.push_back(layer.mlp);
   }
   head_ = make.group(c.tied ? "model.embed_tokens" : "lm_head", {std::move(head)});
   sites_.push_back(head_);
+}
+
+AttentionSpec Decoder::attention_spec(const Layer& layer) const {
+  const auto& c = config_;
+  AttentionSpec spec{c.heads,      c.kv_heads,   c.head_dim,   static_cast<float>(std::pow(c.head_dim, -0.5)),
+                     layer.window, layer.q_norm, layer.k_norm, c.norm_eps};
+  if (const auto* rope = rotary_.spec()) {
+    spec.rope = *rope;
+  }
+  return spec;
 }
 
 mx::array Decoder::embed(const mx::array& ids) const {
@@ -155,6 +174,12 @@ mx::array Decoder::embed(const mx::array& ids) const {
 
 mx::array Decoder::attend(const Layer& layer, const mx::array& x, KvCache& cache, int reserve) const {
   const auto& c = config_;
+  if (layer.attention) {
+    const auto past = cache.view();
+    auto out = (*layer.attention)(x, past ? std::optional(CachedHeads{past->keys, past->values}) : std::nullopt);
+    cache.append(out[1], out[2], reserve);
+    return out[0];
+  }
   auto qkv = (*layer.qkv)(x);
   auto q = heads_of(qkv[0], c.heads), k = heads_of(qkv[1], c.kv_heads), v = heads_of(qkv[2], c.kv_heads);
   qkv.clear();
@@ -167,8 +192,7 @@ mx::array Decoder::attend(const Layer& layer, const mx::array& x, KvCache& cache
   k = rotary_(mx::transpose(k, {0, 2, 1, 3}), offset);
   const auto kv = cache.append(k, mx::transpose(v, {0, 2, 1, 3}), reserve);
   const float scale = static_cast<float>(std::pow(c.head_dim, -0.5));
-  const auto y = layer.window ? windowed_attention(q, kv, scale, layer.window)
-                              : ops::attention(q, kv.keys, kv.values, scale, q.shape(2) > 1);
+  const auto y = ops::attention(q, kv.keys, kv.values, scale, true, layer.window);
   const auto joined = mx::reshape(mx::transpose(y, {0, 2, 1, 3}), {x.shape(0), x.shape(1), -1});
   return (*layer.o)(joined)[0];
 }

@@ -9,6 +9,7 @@
 #include "cleave/models/kv_cache.h"
 #include "cleave/models/rotary.h"
 #include "cleave/models/weights.h"
+#include "cleave/site/attention.h"
 #include "cleave/site/linear_group.h"
 #include "cleave/site/mlp.h"
 
@@ -21,15 +22,19 @@ struct DecoderOptions {
   ShareChooser shares = {}; ///< none: main alone everywhere
   int tile = 512;           ///< tokens that the sites' programs are tuned for
   int min_rows = 192;       ///< calls with fewer tokens run the original ops
+  /// Whether a layer's q,k,v, attention and o are one site, where its shapes allow that; unset: where several units
+  /// have shares of them.
+  std::optional<bool> attention = std::nullopt;
+  Precision precision = Precision::exact; ///< of the partners' products
 };
 
 /// One cache per layer.
 using DecoderCache = std::vector<KvCache>;
 
 /// A decoder of the Llama, Qwen2, Qwen3 or Qwen3-VL-text kind. What it computes, and in which dtypes, is what mlx_lm
-/// computes from the same folder. Its linear layers are sites (q,k,v; o; mlp; head), each of which runs the original
-/// ops below min_rows tokens or where main has it all; norms, rope, attention and sums are cleave::ops. Immutable after
-/// construction, callable from any thread.
+/// computes from the same folder. Its linear layers are sites (q,k,v and o, or attention with both; mlp; head), each of
+/// which runs the original ops below min_rows tokens or where main has it all; norms, rope, attention and sums are
+/// cleave::ops. Immutable after construction, callable from any thread.
 class Decoder {
  public:
   /// Takes what it needs out of `weights`. Throws ModelError naming what is missing or does not fit, and
@@ -46,7 +51,7 @@ class Decoder {
   const ModelConfig& config() const {
     return config_;
   }
-  /// In order of their use: per layer q+k+v, o and mlp, and at the end the head.
+  /// In order of their use: per layer q+k+v and o, or attention; mlp; and at the end the head.
   const std::vector<std::shared_ptr<const Site>>& sites() const {
     return sites_;
   }
@@ -59,11 +64,13 @@ class Decoder {
   struct Layer {
     mx::array input_norm, mlp_norm;
     std::optional<mx::array> q_norm, k_norm;
+    std::shared_ptr<const Attention> attention; ///< or, where it is null:
     std::shared_ptr<const LinearGroup> qkv, o;
     std::shared_ptr<const Mlp> mlp;
     int window; ///< 0: sees all positions
   };
 
+  AttentionSpec attention_spec(const Layer& layer) const;
   mx::array embed(const mx::array& ids) const;
   mx::array attend(const Layer& layer, const mx::array& x, KvCache& cache, int reserve) const;
 

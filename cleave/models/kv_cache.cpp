@@ -48,6 +48,11 @@ KvCache::View KvCache::append(const mx::array& keys, const mx::array& values, in
   return {first_positions(*keys_, end), first_positions(*values_, end)};
 }
 
+std::optional<KvCache::View> KvCache::view() const {
+  return keys_ ? std::optional(View{first_positions(*keys_, length_), first_positions(*values_, length_)})
+               : std::nullopt;
+}
+
 std::vector<mx::array> KvCache::arrays() const {
   return keys_ ? std::vector{*keys_, *values_} : std::vector<mx::array>{};
 }

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <optional>
+
 #include "cleave/mlx.h"
 
 namespace cleave {
@@ -16,6 +18,9 @@ class KvCache {
   /// Adds positions. keys, values [B, Hkv, S, D] -> all of them. `reserve`: positions expected in the end, so that
   /// a long prompt is not copied at each chunk. Lazy. In place only while nobody else holds an earlier View.
   View append(const mx::array& keys, const mx::array& values, int reserve = 0);
+
+  /// All positions so far; nothing before the first append.
+  std::optional<View> view() const;
 
   int length() const {
     return length_;

@@ -63,15 +63,15 @@ mx::array proportional(const RopeConfig& c, int dims) {
 
 } // namespace
 
-RopeScaling rope_scaling(const RopeConfig& c, int dims, int context) {
-  RopeScaling s;
+RopeSpec rope_spec(const RopeConfig& c, int dims, int context) {
+  RopeSpec s{dims, c.traditional};
   if (c.type == "linear") {
-    s.position_scale = static_cast<float>(1 / c.factor);
+    s.scale = static_cast<float>(1 / c.factor);
   } else if (c.type == "llama3") {
     s.freqs = llama3(c, dims);
   } else if (c.type == "yarn") {
     s.freqs = yarn(c, dims);
-    s.input_scale = static_cast<float>(yarn_mscale(c.factor, c.mscale) / yarn_mscale(c.factor, c.mscale_all_dim));
+    s.amplitude = static_cast<float>(yarn_mscale(c.factor, c.mscale) / yarn_mscale(c.factor, c.mscale_all_dim));
   } else if (c.type == "proportional") {
     s.freqs = proportional(c, dims);
   } else if (c.type == "longrope" || c.type == "factors") {
@@ -80,11 +80,13 @@ RopeScaling rope_scaling(const RopeConfig& c, int dims, int context) {
   }
   if (c.type == "longrope") {
     const double factor = static_cast<double>(context ? context : 131072) / c.original_context;
-    s.input_scale =
+    s.amplitude =
         factor <= 1 ? 1.0f : static_cast<float>(std::sqrt(1 + std::log(factor) / std::log(c.original_context)));
   }
   if (s.freqs) {
     mx::eval(*s.freqs);
+  } else {
+    s.base = c.theta;
   }
   return s;
 }
@@ -98,16 +100,7 @@ float dynamic_base(const RopeConfig& c, int dims, int context, int end) {
 }
 
 Rotary::Rotary(const RopeConfig& config, int dims, int context)
-    : config_(config),
-      dims_(dims),
-      context_(context),
-      scaling_(rope_scaling(config, dims, context)),
-      rope_(
-          dims,
-          config.traditional,
-          scaling_.freqs ? std::nullopt : std::optional(config.theta),
-          scaling_.position_scale,
-          scaling_.freqs) {}
+    : config_(config), dims_(dims), context_(context), spec_(rope_spec(config, dims, context)), rope_(spec_) {}
 
 mx::array Rotary::operator()(const mx::array& x, int offset) const {
   const int end = offset + x.shape(2);
@@ -115,10 +108,11 @@ mx::array Rotary::operator()(const mx::array& x, int offset) const {
     const float base = dynamic_base(config_, dims_, context_, end);
     return mx::fast::rope(x, dims_, config_.traditional, base, 1.0f, offset);
   }
-  if (scaling_.input_scale == 1.0f) {
-    return rope_(x, offset);
-  }
-  return rope_(mx::multiply(x, mx::array(scaling_.input_scale, x.dtype())), offset);
+  return rope_(x, offset);
+}
+
+const RopeSpec* Rotary::spec() const {
+  return config_.type == "dynamic" ? nullptr : &spec_;
 }
 
 } // namespace cleave

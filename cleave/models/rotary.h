@@ -5,15 +5,9 @@
 
 namespace cleave {
 
-/// What the scaling makes of rope: freqs in place of a base, and a factor on what is turned.
-struct RopeScaling {
-  std::optional<mx::array> freqs = std::nullopt; ///< [dims / 2] float32: positions per radian, mlx's convention
-  float position_scale = 1;
-  float input_scale = 1;
-};
-
-/// By the same float32 operations as mlx_lm's rope_utils, so that far positions turn by the same angles. `dims` even.
-RopeScaling rope_scaling(const RopeConfig& config, int dims, int context);
+/// What a model's scaling makes of rope, by the same float32 operations as mlx_lm's rope_utils, so that far positions
+/// turn by the same angles. `dims` even.
+RopeSpec rope_spec(const RopeConfig& config, int dims, int context);
 
 /// The base of "dynamic" scaling for a call that ends before position `end`; up to `context` it is theta.
 float dynamic_base(const RopeConfig& config, int dims, int context, int end);
@@ -25,11 +19,13 @@ class Rotary {
   Rotary(const RopeConfig& config, int dims, int context);
   /// x [B, H, S, dims] at positions offset, offset + 1, ... -> the same shape and dtype.
   mx::array operator()(const mx::array& x, int offset) const;
+  /// The same turn at every length; null where it depends on the length ("dynamic").
+  const RopeSpec* spec() const;
 
  private:
   RopeConfig config_;
   int dims_, context_;
-  RopeScaling scaling_;
+  RopeSpec spec_;
   ops::Rope rope_;
 };
 

@@ -1,12 +1,12 @@
-#include <cmath>
 #include <stdexcept>
 
-#include "cleave/graph/gather.h"
+#include "cleave/graph/heads_input.h"
 #include "cleave/graph/primitive.h"
 #include "cleave/kernels/attention.h"
 #include "cleave/kernels/convert.h"
 #include "cleave/kernels/kernels.h"
 #include "cleave/kernels/rope.h"
+#include "cleave/ops/fallback.h"
 #include "cleave/ops/ops.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/fast.h"
@@ -24,37 +24,6 @@ ConstMatrix const_rows_of(const mx::array& a) {
   const auto m = rows_of(a);
   return {m.data, m.dtype, m.rows, m.cols, m.stride};
 }
-
-kernels::Heads heads_of(const mx::array& a) {
-  return {const_cast<void*>(a.data<void>()), a.dtype(), a.strides(0), a.strides(1), a.strides(2)};
-}
-
-/// An input [B, H, S, D] for a task: as it lies where the elements of a row are adjacent, else by way of a copy.
-class Input {
- public:
-  explicit Input(const mx::array& a)
-      : heads_(heads_of(a)),
-        shape_(a.shape()),
-        strides_(a.strides()),
-        scattered_(a.strides(3) != 1 && a.shape(3) != 1) {}
-
-  /// Call in the task, once.
-  kernels::Heads heads() {
-    if (!scattered_) {
-      return heads_;
-    }
-    copy_ = gather(heads_.data, mx::size_of(heads_.dtype), shape_, strides_);
-    const int64_t h = shape_[1], s = shape_[2], d = shape_[3];
-    return {copy_.data(), heads_.dtype, h * s * d, s * d, d};
-  }
-
- private:
-  kernels::Heads heads_;
-  mx::Shape shape_;
-  mx::Strides strides_;
-  bool scattered_;
-  std::vector<char> copy_;
-};
 
 /// Lays [B, H, S, D] out as [B, S, H, D].
 void allocate_tokens_first(mx::array& out) {
@@ -119,13 +88,14 @@ class Add : public CpuPrimitive {
 
 class Attention : public CpuPrimitive {
  public:
-  Attention(mx::Stream stream, float scale, bool causal) : CpuPrimitive(stream), scale_(scale), causal_(causal) {}
+  Attention(mx::Stream stream, float scale, bool causal, int window)
+      : CpuPrimitive(stream), scale_(scale), causal_(causal), window_(window) {}
   const char* name() const override {
     return "CleaveAttention";
   }
   bool is_equivalent(const mx::Primitive& other) const override {
     const auto& o = static_cast<const Attention&>(other);
-    return scale_ == o.scale_ && causal_ == o.causal_;
+    return scale_ == o.scale_ && causal_ == o.causal_ && window_ == o.window_;
   }
   std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
     return {with_last(inputs[0].shape(), inputs[2].shape(-1))};
@@ -133,18 +103,19 @@ class Attention : public CpuPrimitive {
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     const auto &q = inputs[0], &k = inputs[1], &v = inputs[2];
     allocate_tokens_first(outputs[0]);
-    const kernels::AttentionShape shape{q.shape(0), q.shape(1), k.shape(1), q.shape(2),
-                                        q.shape(3), v.shape(3), scale_,     causal_};
-    mx::cpu::get_command_encoder(stream()).dispatch(
-        [shape, q = Input(q), k = Input(k), v = Input(v), keys = k.shape(2), out = heads_of(outputs[0])]() mutable {
-          const kernels::KeysValues kv{k.heads(), v.heads(), keys};
-          kernels::attention(shape, q.heads(), {&kv, 1}, out);
-        });
+    const kernels::AttentionShape shape{q.shape(0), q.shape(1), k.shape(1), q.shape(2), q.shape(3),
+                                        v.shape(3), scale_,     causal_,    window_};
+    mx::cpu::get_command_encoder(stream()).dispatch([shape, q = HeadsInput(q), k = HeadsInput(k), v = HeadsInput(v),
+                                                     keys = k.shape(2), out = heads_of(outputs[0])]() mutable {
+      const KeysValues kv{k.heads(), v.heads(), keys};
+      kernels::attention(shape, q.heads(), {&kv, 1}, out);
+    });
   }
 
  private:
   float scale_;
   bool causal_;
+  int window_;
 };
 
 class Rotate : public CpuPrimitive {
@@ -167,7 +138,7 @@ class Rotate : public CpuPrimitive {
     allocate_tokens_first(outputs[0]);
     mx::cpu::get_command_encoder(stream()).dispatch(
         [t = transform_, counts = kernels::HeadCounts{x.shape(0), x.shape(1), x.shape(2), x.shape(3)}, offset = offset_,
-         from = Input(x),
+         from = HeadsInput(x),
          to = heads_of(outputs[0])]() mutable { kernels::transform_heads(t, counts, offset, from.heads(), to); });
   }
 
@@ -220,7 +191,13 @@ mx::array add(const mx::array& a, const mx::array& b, mx::StreamOrDevice s) {
 }
 
 mx::array attention(
-    const mx::array& q, const mx::array& k, const mx::array& v, float scale, bool causal, mx::StreamOrDevice s) {
+    const mx::array& q,
+    const mx::array& k,
+    const mx::array& v,
+    float scale,
+    bool causal,
+    int window,
+    mx::StreamOrDevice s) {
   const bool shapes = q.ndim() == 4 && k.ndim() == 4 && v.ndim() == 4 && q.shape(0) == k.shape(0) &&
                       q.shape(0) == v.shape(0) && k.shape(1) == v.shape(1) &&
                       q.shape(1) % std::max(k.shape(1), 1) == 0 && k.shape(2) == v.shape(2) &&
@@ -232,40 +209,22 @@ mx::array attention(
   }
   const auto stream = mx::to_stream(s);
   if (!fits(stream, {q, k, v})) {
-    return mx::fast::scaled_dot_product_attention(q, k, v, scale, causal ? "causal" : "", {}, {}, false, s);
+    return mlx_attention(q, k, v, scale, causal, window, s);
   }
   return mx::array(
-      with_last(q.shape(), v.shape(3)), mx::result_type(q, k, v), std::make_shared<Attention>(stream, scale, causal),
-      {q, k, v});
+      with_last(q.shape(), v.shape(3)), mx::result_type(q, k, v),
+      std::make_shared<Attention>(stream, scale, causal, window), {q, k, v});
 }
 
-Rope::Rope(int dims, bool traditional, std::optional<float> base, float scale, const std::optional<mx::array>& freqs)
-    : dims_(dims), traditional_(traditional), base_(base), scale_(scale), freqs_(freqs) {
-  if (dims < 2 || dims % 2 != 0 || base.has_value() == freqs.has_value() || (freqs && freqs->size() != dims / 2u)) {
-    throw std::invalid_argument(
-        "[rope] got " + std::to_string(dims) + " dims and needs an even number, and either a base or dims / 2 freqs");
-  }
-  std::vector<float> frequencies(dims / 2);
-  if (freqs) {
-    auto f = mx::contiguous(mx::astype(*freqs, mx::float32));
-    mx::eval(f);
-    for (int i = 0; i < dims / 2; ++i) {
-      frequencies[i] = scale / f.data<float>()[i];
-    }
-  } else {
-    for (int i = 0; i < dims / 2; ++i) {
-      frequencies[i] = scale * std::exp(static_cast<float>(-i) * (std::log(*base) / static_cast<float>(dims / 2)));
-    }
-  }
-  angles_ = std::make_shared<kernels::RopeAngles>(std::move(frequencies), 1.0f);
-}
+Rope::Rope(const RopeSpec& spec)
+    : spec_(spec), angles_(std::make_shared<kernels::RopeAngles>(rope_frequencies(spec), spec.amplitude)) {}
 
 mx::array Rope::operator()(const mx::array& x, int offset, mx::StreamOrDevice s) const {
   const auto stream = mx::to_stream(s);
-  if (x.ndim() != 4 || x.shape(3) < dims_ || offset < 0 || !fits(stream, {x})) {
-    return mx::fast::rope(x, dims_, traditional_, base_, scale_, offset, freqs_, s);
+  if (x.ndim() != 4 || x.shape(3) < spec_.dims || offset < 0 || !fits(stream, {x})) {
+    return mlx_rope(spec_, x, offset, s);
   }
-  kernels::HeadTransform transform{nullptr, 0, angles_, traditional_};
+  kernels::HeadTransform transform{nullptr, 0, angles_, spec_.traditional};
   return mx::array(x.shape(), x.dtype(), std::make_shared<Rotate>(stream, std::move(transform), offset), {x});
 }
 

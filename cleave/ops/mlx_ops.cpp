@@ -1,4 +1,5 @@
 // Where no kernels are built: mlx's own.
+#include "cleave/ops/fallback.h"
 #include "cleave/ops/ops.h"
 #include "mlx/fast.h"
 
@@ -17,15 +18,22 @@ mx::array add(const mx::array& a, const mx::array& b, mx::StreamOrDevice s) {
 }
 
 mx::array attention(
-    const mx::array& q, const mx::array& k, const mx::array& v, float scale, bool causal, mx::StreamOrDevice s) {
-  return mx::fast::scaled_dot_product_attention(q, k, v, scale, causal ? "causal" : "", {}, {}, false, s);
+    const mx::array& q,
+    const mx::array& k,
+    const mx::array& v,
+    float scale,
+    bool causal,
+    int window,
+    mx::StreamOrDevice s) {
+  return mlx_attention(q, k, v, scale, causal, window, s);
 }
 
-Rope::Rope(int dims, bool traditional, std::optional<float> base, float scale, const std::optional<mx::array>& freqs)
-    : dims_(dims), traditional_(traditional), base_(base), scale_(scale), freqs_(freqs) {}
+Rope::Rope(const RopeSpec& spec) : spec_(spec) {
+  rope_frequencies(spec_); // checks
+}
 
 mx::array Rope::operator()(const mx::array& x, int offset, mx::StreamOrDevice s) const {
-  return mx::fast::rope(x, dims_, traditional_, base_, scale_, offset, freqs_, s);
+  return mlx_rope(spec_, x, offset, s);
 }
 
 } // namespace cleave::ops

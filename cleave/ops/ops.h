@@ -3,7 +3,7 @@
 #include <memory>
 #include <optional>
 
-#include "cleave/mlx.h"
+#include "cleave/rope.h"
 
 namespace cleave {
 
@@ -28,27 +28,29 @@ mx::array add(const mx::array& a, const mx::array& b, mx::StreamOrDevice s = {})
 
 /// softmax(scale * q k^T) v. q [B, H, S, D], k [B, Hkv, T, D], v [B, Hkv, T, Dv], H a multiple of Hkv -> [B, H, S, Dv]
 /// of the promoted dtype, laid out as [B, S, H, Dv], so that joining the heads costs no copy. `causal`: the last query
-/// sees all T positions, each one before it one less. Throws std::invalid_argument when the shapes do not fit.
+/// sees all T positions, each one before it one less; with a window above 0 no more than the last `window` of those.
+/// Throws std::invalid_argument when the shapes do not fit.
 mx::array attention(
-    const mx::array& q, const mx::array& k, const mx::array& v, float scale, bool causal, mx::StreamOrDevice s = {});
+    const mx::array& q,
+    const mx::array& k,
+    const mx::array& v,
+    float scale,
+    bool causal,
+    int window = 0,
+    mx::StreamOrDevice s = {});
 
-/// Rotary position embedding with what mx::fast::rope takes. Holds the angles of the positions seen, so make one and
+/// Rotary position embedding. Holds the angles of the positions seen, so make one and
 /// keep it. Callable from any thread.
 class Rope {
  public:
-  /// dims: how many of the last dimension are turned, an even number; either base or freqs [dims / 2] (as mlx: the
-  /// reciprocal of radians per position) is given; scale multiplies positions. Throws std::invalid_argument else.
-  Rope(int dims, bool traditional, std::optional<float> base, float scale, const std::optional<mx::array>& freqs);
+  /// Throws std::invalid_argument when the parts of spec do not fit together.
+  explicit Rope(const RopeSpec& spec);
 
   /// x [B, H, S, D] at positions offset, offset + 1, ... -> the same shape and dtype.
   mx::array operator()(const mx::array& x, int offset, mx::StreamOrDevice s = {}) const;
 
  private:
-  int dims_;
-  bool traditional_;
-  std::optional<float> base_;
-  float scale_;
-  std::optional<mx::array> freqs_;
+  RopeSpec spec_;
   std::shared_ptr<kernels::RopeAngles> angles_;
 };
 

@@ -24,6 +24,7 @@ Site::Site(const SiteOptions& options, SiteReport report)
   }
   report_.name = options_.name;
   stats_->site = options_.name;
+  stats_->unprobed = options_.precision != Precision::exact;
 }
 
 std::vector<mx::array> Site::operator()(const mx::array& x) const {
@@ -79,7 +80,7 @@ std::optional<size_t> Site::try_build(const std::vector<UnitShare>& shares, cons
   parts_.clear();
   report_.parts.clear();
   if (any_rows(main_rows_)) {
-    report_.parts.push_back({"main", main_rows_, 0});
+    report_.parts.push_back({"main", main_rows_, 0, "mlx"});
   }
   std::vector<int> begin = main_rows_;
   for (size_t u = 1; u < shares.size(); ++u) {
@@ -88,6 +89,7 @@ std::optional<size_t> Site::try_build(const std::vector<UnitShare>& shares, cons
     }
     auto& unit = *shares[u].unit;
     auto asked = request(begin, rows[u], sharing == 1);
+    asked.spec.precision = options_.precision;
     std::shared_ptr<Program> program;
     auto why = unit.failed() ? std::optional("it is switched off: " + unit.failure()) : unit.refusal(asked.spec);
     if (!why) {
@@ -101,11 +103,11 @@ std::optional<size_t> Site::try_build(const std::vector<UnitShare>& shares, cons
       report_.refusals.push_back(unit.name() + ": " + *why);
       return u;
     }
-    report_.parts.push_back({unit.name(), rows[u], program->bytes()});
+    report_.parts.push_back({unit.name(), rows[u], program->bytes(), program->arithmetic()});
     auto rescue = reference_program(asked.spec, std::move(asked.weights));
     parts_.push_back(
         {std::make_shared<UnitProgram>(
-             UnitProgram{shares[u].unit, program, rescue, stats_, asked.spec.n, sharing == 1}),
+             UnitProgram{shares[u].unit, program, rescue, stats_, asked.spec.kind, asked.spec.n, sharing == 1}),
          rows[u]});
     std::transform(begin.begin(), begin.end(), rows[u].begin(), begin.begin(), std::plus<>());
   }

@@ -15,14 +15,16 @@ struct SiteOptions {
   int min_rows = 192;                            ///< calls with fewer tokens run the original ops
   int align = 1;                                 ///< rows per unit are multiples of this where possible
   std::optional<mx::Dtype> dtype = std::nullopt; ///< of the activations expected, when the weights do not tell
+  Precision precision = Precision::exact;        ///< of the partners; main is exact
 };
 
 /// What a site holds and why; plain data.
 struct SiteReport {
   struct Part {
     std::string unit;
-    std::vector<int> rows; ///< per member of a linear group; mlp: one number, of the intermediate dimension
-    size_t bytes;          ///< held beside the model's own arrays
+    std::vector<int> rows;  ///< per member of a linear group; mlp: one number, of the intermediate dimension
+    size_t bytes;           ///< held beside the model's own arrays
+    std::string arithmetic; ///< of its products; main's is mlx's own
   };
   std::string name;
   SiteKind kind;

@@ -36,8 +36,8 @@ class Unit {
   virtual std::optional<std::string> refusal(const ProgramSpec& spec) const = 0;
   /// Bytes a program for `spec` would hold, an upper estimate.
   virtual size_t memory(const ProgramSpec& spec) const = 0;
-  /// Compiles and loads. weights: the members of a linear group, or gate, up, down of an mlp, already cut to this
-  /// unit's rows and evaluated. Throws std::runtime_error with a sentence when it fails.
+  /// Compiles and loads. weights: the members of a linear group; gate, up, down of an mlp; q, k, v, o of an
+  /// attention; already cut to this unit's rows and evaluated. Throws std::runtime_error with a sentence when it fails.
   virtual std::shared_ptr<Program> compile(const ProgramSpec& spec, const std::vector<LinearWeight>& weights) = 0;
 
   /// Switches the unit off after a failed call; the first is logged in one line. Never throws.

@@ -28,6 +28,7 @@ nb::dict to_dict(const SiteReport& r) {
     part["unit"] = p.unit;
     part["rows"] = p.rows;
     part["bytes"] = p.bytes;
+    part["arithmetic"] = p.arithmetic;
     parts.append(part);
   }
   d["name"] = r.name;
@@ -131,30 +132,39 @@ NB_MODULE(_core, m) {
       .def_prop_ro("engaged", [](const Site& s) { return s.stats().engaged.load(); })
       .def_prop_ro("rescued", [](const Site& s) { return s.stats().rescued.load(); })
       .def_prop_ro("wrong_dtype", [](const Site& s) { return s.stats().wrong_dtype.load(); })
+      .def_prop_ro(
+          "error",
+          [](const Site& s) {
+            const float error = s.stats().error;
+            return error < 0 ? std::nullopt : std::optional(error);
+          },
+          "Relative error of a unit's products beside the reference's in the first call; None for exact ones.")
       .def_prop_ro("originals", [](const Site& s) { return s.stats().original.load(); });
 
   nb::class_<LinearGroup, Site>(m, "LinearGroup")
       .def(
           "__init__",
           [](LinearGroup* self, std::vector<LinearWeight> members, const Shares& shares, const std::string& name,
-             int tile, int min_rows, int align, std::optional<mx::Dtype> dtype) {
-            new (self) LinearGroup(std::move(members), to_shares(shares), {name, tile, min_rows, align, dtype});
+             int tile, int min_rows, int align, std::optional<mx::Dtype> dtype, const std::string& precision) {
+            new (self) LinearGroup(
+                std::move(members), to_shares(shares),
+                {name, tile, min_rows, align, dtype, precision_from_string(precision)});
           },
           "members"_a, "shares"_a, "name"_a = "", "tile"_a = 512, "min_rows"_a = 192, "align"_a = 1,
-          "dtype"_a = nb::none(), nb::call_guard<nb::gil_scoped_release>())
+          "dtype"_a = nb::none(), "precision"_a = "exact", nb::call_guard<nb::gil_scoped_release>())
       .def("main_rows_difference", &LinearGroup::main_rows_difference, "tokens"_a);
 
   nb::class_<Mlp, Site>(m, "Mlp").def(
       "__init__",
       [](Mlp* self, LinearWeight gate, LinearWeight up, LinearWeight down, const std::string& activation,
          const Shares& shares, const std::string& name, int tile, int min_rows, int align,
-         std::optional<mx::Dtype> dtype) {
+         std::optional<mx::Dtype> dtype, const std::string& precision) {
         new (self)
             Mlp(std::move(gate), std::move(up), std::move(down), activation_from_string(activation), to_shares(shares),
-                {name, tile, min_rows, align, dtype});
+                {name, tile, min_rows, align, dtype, precision_from_string(precision)});
       },
       "gate"_a, "up"_a, "down"_a, "activation"_a, "shares"_a, "name"_a = "", "tile"_a = 512, "min_rows"_a = 192,
-      "align"_a = 1, "dtype"_a = nb::none(), nb::call_guard<nb::gil_scoped_release>());
+      "align"_a = 1, "dtype"_a = nb::none(), "precision"_a = "exact", nb::call_guard<nb::gil_scoped_release>());
 
   nb::class_<Fingerprint>(m, "Fingerprint").def(nb::init<nb::dict>()).def("matches", &Fingerprint::matches, "module"_a);
 
@@ -172,8 +182,12 @@ NB_MODULE(_core, m) {
 
   nb::class_<ops::Rope>(m, "Rope")
       .def(
-          nb::init<int, bool, std::optional<float>, float, const std::optional<mx::array>&>(), "dims"_a,
-          "traditional"_a, "base"_a.none(), "scale"_a, "freqs"_a.none())
+          "__init__",
+          [](ops::Rope* self, int dims, bool traditional, std::optional<float> base, float scale,
+             const std::optional<mx::array>& freqs) {
+            new (self) ops::Rope({dims, traditional, base, scale, freqs});
+          },
+          "dims"_a, "traditional"_a, "base"_a.none(), "scale"_a, "freqs"_a.none())
       .def(
           "__call__", [](const ops::Rope& r, const mx::array& x, int offset) { return r(x, offset); }, "x"_a,
           "offset"_a);

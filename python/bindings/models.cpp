@@ -2,6 +2,7 @@
 #include "cleave/models/session.h"
 
 #include <nanobind/stl/function.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -35,8 +36,9 @@ void bind_models(nb::module_& m) {
       });
   m.def(
       "load_decoder",
-      [](const std::string& path, const Chooser& shares, int tile, int min_rows) {
-        DecoderOptions options{{}, tile, min_rows};
+      [](const std::string& path, const Chooser& shares, int tile, int min_rows, std::optional<bool> attention,
+         const std::string& precision) {
+        DecoderOptions options{{}, tile, min_rows, attention, precision_from_string(precision)};
         if (shares) {
           options.shares = [&](const std::string& site, const LinearWeight& weight) {
             return to_shares(shares(site, weight));
@@ -44,8 +46,10 @@ void bind_models(nb::module_& m) {
         }
         return std::const_pointer_cast<Decoder>(load_decoder(path, options));
       },
-      "path"_a, "shares"_a = nb::none(), "tile"_a = 512, "min_rows"_a = 192, nb::call_guard<nb::gil_scoped_release>(),
-      "Reads a model folder or .gguf file; shares(site, weight) gives each site's [(unit, share)], [] for main alone.");
+      "path"_a, "shares"_a = nb::none(), "tile"_a = 512, "min_rows"_a = 192, "attention"_a = nb::none(),
+      "precision"_a = "exact", nb::call_guard<nb::gil_scoped_release>(),
+      "Reads a model folder or .gguf file; shares(site, weight) gives each site's [(unit, share)], [] for main alone; "
+      "attention: whether attention with its projections is one site, None: where several units take part.");
 
   m.def("check_ids", &check_ids, "ids"_a, "config"_a, "before"_a = 0);
   nb::class_<Session>(m, "Session")

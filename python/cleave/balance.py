@@ -43,9 +43,9 @@ def _main_rate(weight, seq) -> float:
 class Balancer:
     """Gives shares per site; measures each distinct weight shape once."""
 
-    def __init__(self, units: list, seq: int):
-        """units: (name, unit) pairs, main's unit None."""
-        self._units, self._seq, self._known = units, seq, {}
+    def __init__(self, units: list, seq: int, precision: str = "exact"):
+        """units: (name, unit) pairs, main's unit None; precision: of the partners."""
+        self._units, self._seq, self._precision, self._known = units, seq, precision, {}
 
     def shares(self, weight) -> tuple:
         """([(unit, share)], "") for a site of this weight, or (None, reason) when it should stay on
@@ -64,7 +64,9 @@ class Balancer:
             if unit is None:
                 continue
             try:
-                site = _core.LinearGroup([part], [(unit, 1.0)], name, self._seq, 0)
+                site = _core.LinearGroup(
+                    [part], [(unit, 1.0)], name, self._seq, 0, precision=self._precision
+                )
             except RuntimeError as e:
                 refusal = str(e)
                 continue
@@ -86,9 +88,9 @@ class Balancer:
         ], ""
 
 
-def one_token(weight, shares) -> tuple:
+def one_token(weight, shares, precision: str = "exact") -> tuple:
     """(seconds of main alone, seconds of the shares) for one token, from a part of the weight."""
     part = weight.rows(0, min(weight.n, ROWS))
-    site = _core.LinearGroup([part], shares, "one token", 1, 0)
+    site = _core.LinearGroup([part], shares, "one token", 1, 0, precision=precision)
     scale = weight.n / part.n
     return scale * _sample(part.linear, part, 1)[0], scale * _sample(site, part, 1)[0]

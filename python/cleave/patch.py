@@ -39,6 +39,7 @@ def patch_model(
     shares=None,
     mode: str = "auto",
     min_rows: int = MIN_ROWS,
+    precision: str = "exact",
 ) -> Report:
     """Splits the linear layers of a model over several units. Decode runs the original layers.
 
@@ -56,12 +57,16 @@ def patch_model(
             "seed" (each Linear alone with the seed's routing: more than twice as many input as
             output channels stay on main, shares aligned to 64, 0.65 to the partner unless told).
         min_rows: calls with fewer tokens run the original modules.
+        precision: the coarsest arithmetic that partners may use where it is faster: "exact" (nothing
+            of the activations is lost), "bf16" (operands rounded to bfloat16) or "int8" (to 8 bits,
+            one scale per token and per output channel). The report tells its error, measured in each
+            site's first call.
 
     Returns:
         A Report; ``print(report)`` shows it as a table.
 
     Raises:
-        ValueError: unknown unit, mode or shares that are not legal, or a model without Linear layers.
+        ValueError: unknown unit, mode or precision, shares that are not legal, or a model without Linear layers.
         RuntimeError: a unit that this machine lacks, or a model already patched.
         TypeError: ``model`` is no nn.Module.
 
@@ -83,7 +88,7 @@ def patch_model(
         raise ValueError("[patch_model] got a model with no Linear or QuantizedLinear layer")
     if mode == "seed" and shares is None:
         shares = SEED_PARTNER_SHARE
-    team = Team("patch_model", units, shares, seq)
+    team = Team("patch_model", units, shares, seq, precision)
     plan = _Plan(team, mode, min_rows, _activation_dtype(model))
     built = [(f, *plan.build(f)) for f in found.sites]
     report = team.report(mode, min_rows)
@@ -147,6 +152,7 @@ class _Plan:
             "tile": team.seq,
             "min_rows": MIN_ROWS if self._seed else min_rows,
             "align": SEED_ALIGN if self._seed else 1,
+            "precision": team.precision,
         }
 
     def build(self, f: Found):

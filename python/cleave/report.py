@@ -34,12 +34,17 @@ class SiteCounts:
         self.site = site
         self.dropped: str | None = None  # why the site no longer splits
         self._counts = (0, 0, 0)
+        self._error = None
 
     def drop(self, reason: str) -> None:
         """Frees the site and what the partners hold of it."""
         self.dropped = reason
-        self._counts = self.now()
+        self._counts, self._error = self.now(), self.error()
         self.site = None
+
+    def error(self) -> float | None:
+        """Of the products, relative to exact ones; None where they are exact or not measured yet."""
+        return self._error if self.site is None else self.site.error
 
     def now(self) -> tuple:
         """Calls so far: engaged, original, rescued."""
@@ -58,6 +63,7 @@ class Report:
         load_seconds: time that cutting, packing and compiling took.
         main_rows_max_difference: largest difference found between main's rows from the slices and
             the unsplit ops; 0.0 means bit-identical, None that main has no rows beside a partner's.
+        precision: the coarsest arithmetic that partners may use; see :func:`cleave.patch_model`.
         fast_ops: whether long calls use cleave's RMSNorm, RoPE and attention (main on a CPU).
     """
 
@@ -71,6 +77,7 @@ class Report:
     load_seconds: float = 0.0
     main_rows_max_difference: float | None = None
     fast_ops: bool = False
+    precision: str = "exact"
     _states: list = field(default_factory=list, repr=False)
     _infos: list = field(default_factory=list, repr=False)
     _units: dict = field(default_factory=dict, repr=False)
@@ -95,7 +102,7 @@ class Report:
         for state, info in zip(self._states, self._infos):
             rows = tuple(tuple(p["rows"]) for p in info["parts"])
             key = (info["k"], tuple(info["n"]), info["format"], rows)
-            if info["kind"] == "mlp" or key in seen:
+            if info["kind"] != "linear group" or key in seen:
                 continue
             seen.add(key)
             difference = state.site.main_rows_difference(tokens)
@@ -107,7 +114,8 @@ class Report:
     @property
     def sites(self) -> list:
         """One dict per site: name, kind, k, n, format, parts (unit, rows, bytes), engaged, original,
-        rescued (calls since reset()), wrong_dtype (calls that stayed unsplit since activations arrived
+        rescued (calls since reset()), error (of the products relative to exact ones, where precision
+        is not exact and a call was measured, else None), wrong_dtype (calls that stayed unsplit since activations arrived
         in a dtype that no program accepts), and dropped, why it no longer splits, or None."""
         out = []
         for i, (info, state) in enumerate(zip(self._infos, self._states)):
@@ -115,7 +123,8 @@ class Report:
             since = (a - b for a, b in zip(state.now(), base))
             counts = dict(zip(("engaged", "original", "rescued"), since))
             wrong = state.site.wrong_dtype if state.site else 0
-            out.append({**info, **counts, "wrong_dtype": wrong, "dropped": state.dropped})
+            seen = {"wrong_dtype": wrong, "error": state.error(), "dropped": state.dropped}
+            out.append({**info, **counts, **seen})
         return out
 
     @property
@@ -129,7 +138,27 @@ class Report:
 
     def __deepcopy__(self, memo):
         """A copied model runs its original modules, so the copy's report has no sites."""
-        return Report(self.mode, self.seq, self.min_rows, dict(self.units), dict(self.shares))
+        return Report(
+            self.mode,
+            self.seq,
+            self.min_rows,
+            dict(self.units),
+            dict(self.shares),
+            precision=self.precision,
+        )
+
+    @property
+    def precision_line(self) -> str:
+        """What the precision costs, in one sentence; empty for exact."""
+        if self.precision == "exact":
+            return ""
+        used = sorted({p["arithmetic"] for i in self._infos for p in i["parts"][-1:]})
+        found = sorted((s["error"], s["name"]) for s in self.sites if s["error"] is not None)
+        text = f"precision {self.precision}: partners multiply in {', '.join(used) or 'nothing'}"
+        if not found:
+            return f"{text}; its error is measured in the first call"
+        (middle, _), (most, where) = found[len(found) // 2], found[-1]
+        return f"{text}, products differ from exact ones by {middle:.2%} (median site), at most {most:.2%} ({where})"
 
     @property
     def failures(self) -> dict:
@@ -141,6 +170,7 @@ class Report:
             "mode": self.mode,
             "seq": self.seq,
             "min_rows": self.min_rows,
+            "precision": self.precision,
             "units": self.units,
             "shares": self.shares,
             "sites": self.sites,
@@ -164,7 +194,7 @@ class Report:
         return (
             f"partners: {partners}; {self.engaged} of {len(self.sites)} sites engaged "
             f"in calls of {self.min_rows} or more tokens; "
-            f"memory added: {memory}{failed}"
+            f"memory added: {memory}{failed}" + (self.precision_line and f"; {self.precision_line}")
         )
 
     def __str__(self) -> str:
@@ -193,6 +223,8 @@ class Report:
         lines += [f"unit {n}: {d}" for n, d in self.units.items()]
         memory = ", ".join(f"{n} {megabytes(b)}" for n, b in self.memory.items()) or "none"
         lines.append(f"memory added: {memory}; load time {self.load_seconds:.2f} s")
+        if self.precision_line:
+            lines.append(self.precision_line)
         if self.fast_ops:
             lines.append("RMSNorm, RoPE and attention of long calls: cleave's, on all cores")
         if self.main_rows_max_difference is not None:

@@ -14,6 +14,7 @@ import sys
 from tqdm import tqdm
 
 from cleave.runner import Generation, Runner
+from cleave.team import PRECISIONS
 from cleave.tokenizer import TextStream, Tokenizer, load_tokenizer
 
 SUMMARY = "read a prompt and continue it"
@@ -68,6 +69,12 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
         "--tile", type=_number(int, 1), default=512, metavar="N", help="tokens to tune for (512)"
     )
     work.add_argument(
+        "--precision",
+        choices=PRECISIONS,
+        default="exact",
+        help="the coarsest arithmetic that partners may use where it is faster (exact)",
+    )
+    work.add_argument(
         "--min-rows",
         type=_number(int, 0),
         metavar="N",
@@ -85,7 +92,7 @@ def main(args) -> int:
     if args.ids is not None and (args.chat or args.system is not None):
         args.refuse("--ids cannot be put into a chat: a text can")
     tokenizer, ids = (None, args.ids) if args.ids is not None else _prompt(args)
-    runner = Runner(args.model, args.units, args.shares, args.tile, args.min_rows)
+    runner = Runner(args.model, args.units, args.shares, args.tile, args.min_rows, args.precision)
     if args.ids is not None:
         tokenizer = _optional_tokenizer(args.model, runner.config.vocab)
     else:

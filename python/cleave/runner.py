@@ -2,6 +2,7 @@
 
 import operator
 import time
+from random import Random
 
 import mlx.core as mx
 
@@ -10,6 +11,8 @@ from cleave.balance import GAIN_NEEDED, one_token
 from cleave.report import SiteCounts
 from cleave.team import MIN_ROWS, Team
 
+PROBE_TOKENS, PROBE_TOKENS_MOST = 64, 2048  # of the prompt that errors are measured on
+
 
 class Runner:
     """A decoder of the Llama, Qwen2, Qwen3 or Qwen3-VL-text kind, without mlx_lm.
@@ -17,19 +20,21 @@ class Runner:
     Its numbers are those of mlx_lm on the same folder. ``report`` says what the units did.
     """
 
-    def __init__(self, path, units="auto", shares=None, tile: int = 512, min_rows=None):
+    def __init__(
+        self, path, units="auto", shares=None, tile: int = 512, min_rows=None, precision="exact"
+    ):
         """Reads the model at ``path``.
 
         Args:
             path: a model folder in the form of mlx_lm or Hugging Face, or a .gguf file.
-            units, shares: those of :func:`cleave.patch_model`.
+            units, shares, precision: those of :func:`cleave.patch_model`.
             tile: tokens that the programs are tuned for; any other length works too.
             min_rows: calls with fewer tokens run main's ops. None: 192, but 1, decode included,
                 where main is a CPU that a short measurement finds slower at one token too.
 
         Raises:
-            ValueError: a model that is missing, damaged or of another kind, an unknown unit, or
-                shares that are not legal; one sentence that names the file, field or unit.
+            ValueError: a model that is missing, damaged or of another kind, an unknown unit or
+                precision, or shares that are not legal; one sentence that names what it is.
             RuntimeError: a unit that this machine lacks.
         """
         for name, value, least in (("tile", tile, 1), ("min_rows", min_rows, 0)):
@@ -38,12 +43,14 @@ class Runner:
                     f"[Runner] got {name} {value!r} and needs a number of tokens of at least {least}"
                 )
         begin = time.perf_counter()
-        team = Team("Runner", units, shares, tile)
+        team = Team("Runner", units, shares, tile, precision)
         path = str(path)
         if min_rows is not None or mx.default_device() != mx.cpu:
             self._load(path, team, MIN_ROWS if min_rows is None else min_rows)
         elif not self._load(path, team, 1, measure=True):
             self._load(path, team, MIN_ROWS)
+        if precision != "exact":
+            self._measure_errors()
         self.report.load_seconds = time.perf_counter() - begin
 
     def _load(self, path: str, team: Team, min_rows: int, measure: bool = False) -> bool:
@@ -57,7 +64,7 @@ class Runner:
                 if shares is not None and measure:
                     key = (weight.k, weight.n, weight.format)
                     if key not in one_token_of:
-                        one_token_of[key] = one_token(weight, shares)
+                        one_token_of[key] = one_token(weight, shares, team.precision)
                     seconds[:] = map(sum, zip(seconds, one_token_of[key]))
             except (ValueError, RuntimeError) as e:
                 shares, reason = None, str(e)
@@ -65,7 +72,9 @@ class Runner:
                 kept_on_main[site] = reason
             return shares or []
 
-        self._decoder = _core.load_decoder(path, choose, team.seq, min_rows)
+        self._decoder = _core.load_decoder(
+            path, choose, team.seq, min_rows, precision=team.precision
+        )
         self.report = team.report("auto", min_rows)
         for site in self._decoder.sites:
             info = site.report()
@@ -78,6 +87,16 @@ class Runner:
         self.report.fast_ops = _core.ops_serve()
         main, split = seconds
         return main >= GAIN_NEEDED * split
+
+    def _measure_errors(self) -> None:
+        """Lets each site see activations, so that its error is known, and the cost of knowing paid,
+        before the first prompt."""
+        context = self.config.context or PROBE_TOKENS_MOST
+        count = min(max(PROBE_TOKENS, self.report.min_rows), context, PROBE_TOKENS_MOST)
+        random = Random(0)
+        ids = [random.randrange(self.config.vocab) for _ in range(count)]
+        _core.Session(self._decoder).feed_for_logits(ids)
+        self.report.reset()
 
     @property
     def config(self) -> "_core.ModelConfig":

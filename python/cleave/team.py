@@ -7,20 +7,25 @@ from cleave.balance import Balancer
 from cleave.report import Report
 
 MIN_ROWS = 192  # the seed's threshold, until calibrated
+PRECISIONS = ("exact", "bf16", "int8")
 
 
 class Team:
     """Main and its partners."""
 
-    def __init__(self, op: str, units, shares, seq: int):
-        """units, shares: those of :func:`cleave.patch_model`; op: who asks, for messages.
+    def __init__(self, op: str, units, shares, seq: int, precision: str = "exact"):
+        """units, shares, precision: those of :func:`cleave.patch_model`; op: who asks, for messages.
 
-        Raises ValueError for an unknown unit or shares that are not legal, RuntimeError for a unit
-        that this machine lacks.
+        Raises ValueError for an unknown unit or precision or shares that are not legal, RuntimeError
+        for a unit that this machine lacks.
         """
-        self.seq = seq
+        if precision not in PRECISIONS:
+            raise ValueError(
+                f"[{op}] got precision {precision!r} and needs one of {', '.join(PRECISIONS)}"
+            )
+        self.seq, self.precision = seq, precision
         self.members, self.fixed = _resolve(op, units, shares)  # (name, unit or None for main)
-        self._balancer = None if self.fixed else Balancer(self.members, seq)
+        self._balancer = None if self.fixed else Balancer(self.members, seq, precision)
 
     def shares(self, weight) -> tuple:
         """([(unit, share)], "") for a site of this weight, or (None, reason) when it should stay on
@@ -36,6 +41,7 @@ class Team:
             mode=mode,
             seq=self.seq,
             min_rows=min_rows,
+            precision=self.precision,
             units={n: u.description if u else main for n, u in self.members},
             shares={n: s for (n, _), s in zip(self.members, self.fixed)} if self.fixed else {},
         )

@@ -105,7 +105,7 @@ def test_what_main_keeps_is_reported_with_its_reason(tmp_path):
 def test_one_token_goes_where_it_is_quicker(model_folder, monkeypatch):
     """min_rows is measured: 1 where main loses at one token too."""
     for times, expected in (((2.0, 1.0), 1), ((1.0, 1.0), 192)):
-        monkeypatch.setattr("cleave.runner.one_token", lambda weight, shares: times)
+        monkeypatch.setattr("cleave.runner.one_token", lambda weight, shares, precision: times)
         runner = cleave.Runner(model_folder, units="main,cpu", shares=[0.0, 1.0])
         assert runner.report.min_rows == expected
         list(runner.generate([40, 41, 42], 2))

@@ -9,13 +9,14 @@
 namespace cleave::onednn {
 
 void CpuProgram::multiply(Gemm& gemm, const dnnl::stream& stream, const Operand& x, const Matrix& y) {
-  if (gemm.takes(y)) {
-    gemm.run(stream, x, y);
-    return;
+  const bool direct = gemm.takes(y);
+  const auto to = direct ? y : scratch(result, y.rows, y.cols);
+  gemm.run(stream, x, to);
+  if (const auto rest = gemm.rest(x); rest.scales) {
+    kernels::scale_rows(columns(to, 0, to.cols), rest, y);
+  } else if (!direct) {
+    convert(columns(to, 0, to.cols), y);
   }
-  auto dense = scratch(result, y.rows, y.cols);
-  gemm.run(stream, x, dense);
-  convert({dense.data, dense.dtype, dense.rows, dense.cols, dense.stride}, y);
 }
 
 namespace {
@@ -28,7 +29,7 @@ class TiledProgram : public KernelProgram, protected CpuProgram {
  public:
   using CpuProgram::CpuProgram;
 
-  void run(const ConstMatrix& x, std::span<const Matrix> outputs) override {
+  void run(const ConstMatrix& x, std::span<const Matrix> outputs, const Past&) override {
     std::lock_guard lock(workshop_->mutex());
     workshop_->enter();
     dnnl::stream stream(cpu_engine());
@@ -51,11 +52,11 @@ class LinearProgram : public TiledProgram {
   LinearProgram(
       std::shared_ptr<Workshop> workshop,
       const ProgramSpec& spec,
-      const Precision& precision,
+      const Arithmetic& arithmetic,
       const std::vector<LinearWeight>& weights)
       : TiledProgram(std::move(workshop), spec), in_place_(weights) {
     for (const auto& w : weights) {
-      gemms_.emplace_back(std::vector<LinearWeight>{w}, precision, spec.tile);
+      gemms_.emplace_back(std::vector<LinearWeight>{w}, arithmetic, spec.tile);
     }
   }
   size_t bytes() const override {
@@ -66,7 +67,10 @@ class LinearProgram : public TiledProgram {
     return total;
   }
   bool accepts(mx::Dtype x) const override {
-    return accepts_dtype(x, spec_.dtype, gemms_[0].precision());
+    return accepts_dtype(x, spec_, gemms_[0].arithmetic());
+  }
+  std::string arithmetic() const override {
+    return gemms_[0].arithmetic().name();
   }
 
  private:
@@ -89,11 +93,11 @@ class MlpProgram : public TiledProgram {
   MlpProgram(
       std::shared_ptr<Workshop> workshop,
       const ProgramSpec& spec,
-      const Precision& precision,
+      const Arithmetic& arithmetic,
       const std::vector<LinearWeight>& weights)
       : TiledProgram(std::move(workshop), spec),
-        gate_up_({weights[0], weights[1]}, precision, spec.tile),
-        down_({weights[2]}, precision, spec.tile),
+        gate_up_({weights[0], weights[1]}, arithmetic, spec.tile),
+        down_({weights[2]}, arithmetic, spec.tile),
         gate_up_in_place_({weights[0], weights[1]}),
         down_in_place_({weights[2]}) {}
 
@@ -101,7 +105,10 @@ class MlpProgram : public TiledProgram {
     return gate_up_.bytes() + down_.bytes();
   }
   bool accepts(mx::Dtype x) const override {
-    return accepts_dtype(x, spec_.dtype, gate_up_.precision());
+    return accepts_dtype(x, spec_, gate_up_.arithmetic());
+  }
+  std::string arithmetic() const override {
+    return gate_up_.arithmetic().name();
   }
 
  private:
@@ -112,15 +119,26 @@ class MlpProgram : public TiledProgram {
         Matrix{both.data, both.dtype, x.rows, h, both.stride},
         Matrix{static_cast<float*>(both.data) + h, both.dtype, x.rows, h, both.stride}};
     const bool few = x.rows <= kFewRows;
+    kernels::GateUp gate_up{columns(both, 0, h), columns(both, h, h)};
     if (!few || !gate_up_in_place_.multiply(x, halves)) {
-      gate_up_.run(stream, gate_up_.prepare(x, *workshop_, input), both);
+      const auto operand = gate_up_.prepare(x, *workshop_, input);
+      gate_up_.run(stream, operand, both);
+      gate_up.rest = gate_up_.rest(operand);
     }
-    // In place: an element of gate is read before it is written.
-    kernels::gated(spec_.activation, columns(both, 0, h), columns(both, h, h), halves[0]);
-    if (few && down_in_place_.multiply(columns(both, 0, h), outputs)) {
+    const auto dtype = down_.arithmetic().dtype;
+    if (!few && dtype == mx::int8) {
+      const auto codes = scratch(middle, x.rows, h, dtype), scales = scratch(middle_scales, x.rows, 1);
+      kernels::gated(spec_.activation, gate_up, static_cast<int8_t*>(codes.data), static_cast<float*>(scales.data));
+      multiply(down_, stream, {columns(codes, 0, h), nullptr, static_cast<float*>(scales.data)}, outputs[0]);
       return;
     }
-    multiply(down_, stream, down_.prepare(columns(both, 0, h), *workshop_, middle), outputs[0]);
+    // In place where down takes float32: an element of gate is read before it is written.
+    const bool narrow = !few && down_.arithmetic().products == 1 && dtype != mx::float32;
+    const Matrix hidden = narrow ? scratch(middle, x.rows, h, dtype) : halves[0];
+    kernels::gated(spec_.activation, gate_up, hidden);
+    if (!few || !down_in_place_.multiply(columns(hidden, 0, h), outputs)) {
+      multiply(down_, stream, down_.prepare(columns(hidden, 0, h), *workshop_, middle), outputs[0]);
+    }
   }
 
   Gemm gate_up_, down_;
@@ -132,17 +150,17 @@ class MlpProgram : public TiledProgram {
 std::shared_ptr<Program> linear_program(
     std::shared_ptr<Workshop> workshop,
     const ProgramSpec& spec,
-    const Precision& precision,
+    const Arithmetic& arithmetic,
     const std::vector<LinearWeight>& weights) {
-  return std::make_shared<LinearProgram>(std::move(workshop), spec, precision, weights);
+  return std::make_shared<LinearProgram>(std::move(workshop), spec, arithmetic, weights);
 }
 
 std::shared_ptr<Program> mlp_program(
     std::shared_ptr<Workshop> workshop,
     const ProgramSpec& spec,
-    const Precision& precision,
+    const Arithmetic& arithmetic,
     const std::vector<LinearWeight>& weights) {
-  return std::make_shared<MlpProgram>(std::move(workshop), spec, precision, weights);
+  return std::make_shared<MlpProgram>(std::move(workshop), spec, arithmetic, weights);
 }
 
 } // namespace cleave::onednn

@@ -5,13 +5,6 @@
 
 namespace cleave::onednn {
 
-/// Rows [begin, begin + rows) of a matrix.
-template <typename M>
-M slice(const M& m, int64_t begin, int64_t rows) {
-  auto* data = static_cast<std::conditional_t<std::is_same_v<M, Matrix>, char*, const char*>>(m.data);
-  return {data + begin * m.stride * static_cast<int64_t>(mx::size_of(m.dtype)), m.dtype, rows, m.cols, m.stride};
-}
-
 /// Columns [begin, begin + cols) of a matrix.
 inline ConstMatrix columns(const Matrix& m, int64_t begin, int64_t cols) {
   return {
@@ -41,21 +34,27 @@ class CpuProgram {
 std::shared_ptr<Program> linear_program(
     std::shared_ptr<Workshop> workshop,
     const ProgramSpec& spec,
-    const Precision& precision,
+    const Arithmetic& arithmetic,
     const std::vector<LinearWeight>& weights);
 
 std::shared_ptr<Program> mlp_program(
     std::shared_ptr<Workshop> workshop,
     const ProgramSpec& spec,
-    const Precision& precision,
+    const Arithmetic& arithmetic,
     const std::vector<LinearWeight>& weights);
 
-/// False for activations that the precision chosen for `expected` could overflow on, or would round.
-inline bool accepts_dtype(mx::Dtype x, mx::Dtype expected, const Precision& precision) {
-  if (precision.dtype == mx::float32 || precision.dtype == mx::int8 || x == expected) {
+std::shared_ptr<Program> attention_program(
+    std::shared_ptr<Workshop> workshop,
+    const ProgramSpec& spec,
+    const Arithmetic& arithmetic,
+    const std::vector<LinearWeight>& weights);
+
+/// False for activations that an arithmetic chosen as exact for spec.dtype could overflow on, or would round.
+inline bool accepts_dtype(mx::Dtype x, const ProgramSpec& spec, const Arithmetic& arithmetic) {
+  if (spec.precision != Precision::exact || arithmetic.dtype == mx::float32 || x == spec.dtype) {
     return is_activation_dtype(x);
   }
-  return is_activation_dtype(x) && precision.products > 1 && x != mx::float32;
+  return is_activation_dtype(x) && arithmetic.products > 1 && x != mx::float32;
 }
 
 } // namespace cleave::onednn

@@ -19,8 +19,8 @@ std::optional<kernels::WeightRows> rows_of(const LinearWeight& w) {
   kernels::WeightRows r{w.weight.data<void>(), w.weight.dtype(), w.n(), w.k(), bytes_between_rows(w.weight)};
   bool serves = adjacent(w.weight);
   if (w.packed()) {
-    serves = serves && w.mode == "affine" && w.group_size >= 32 && std::has_single_bit(unsigned(w.group_size)) && adjacent(*w.scales) && adjacent(*w.biases) &&
-             w.scales->strides(0) == w.biases->strides(0);
+    serves = serves && w.mode == "affine" && w.group_size >= 32 && std::has_single_bit(unsigned(w.group_size)) &&
+             adjacent(*w.scales) && adjacent(*w.biases) && w.scales->strides(0) == w.biases->strides(0);
     if (!serves) {
       return std::nullopt;
     }

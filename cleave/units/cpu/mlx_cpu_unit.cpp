@@ -61,7 +61,10 @@ class MlxCpuUnit : public Unit {
   std::string description() const override {
     return "mlx's own product in fp32 on a CPU stream";
   }
-  std::optional<std::string> refusal(const ProgramSpec&) const override {
+  std::optional<std::string> refusal(const ProgramSpec& spec) const override {
+    if (spec.kind == SiteKind::attention) {
+      return "it takes linear groups and mlps, no attention";
+    }
     return std::nullopt;
   }
   size_t memory(const ProgramSpec& spec) const override {

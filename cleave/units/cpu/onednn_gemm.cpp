@@ -46,7 +46,7 @@ const dnnl::engine& cpu_engine() {
   return *engine;
 }
 
-std::string Precision::name() const {
+std::string Arithmetic::name() const {
   const std::string type = dtype == mx::float32   ? "float32"
                            : dtype == mx::float16 ? "float16"
                            : dtype == mx::int8    ? "int8"
@@ -62,8 +62,8 @@ size_t Gemm::Hash::operator()(const Key& k) const {
   return h;
 }
 
-Gemm::Gemm(const std::vector<LinearWeight>& weights, const Precision& precision, int m)
-    : n_(0), k_(weights[0].k()), precision_(precision) {
+Gemm::Gemm(const std::vector<LinearWeight>& weights, const Arithmetic& arithmetic, int m)
+    : n_(0), k_(weights[0].k()), arithmetic_(arithmetic) {
   bool biased = false;
   for (const auto& w : weights) {
     n_ += w.n();
@@ -83,14 +83,14 @@ Gemm::Gemm(const std::vector<LinearWeight>& weights, const Precision& precision,
   auto fast = [&](int64_t x_stride, int64_t y_stride) {
     try {
       return is_fast(describe(
-          matrix(m, k_, precision_.dtype, x_stride), weights_.get_desc(), matrix(m, n_, mx::float32, y_stride),
-          precision_.products > 1));
+          matrix(m, k_, arithmetic_.dtype, x_stride), weights_.get_desc(), matrix(m, n_, mx::float32, y_stride),
+          arithmetic_.products > 1));
     } catch (const dnnl::error&) {
       return false;
     }
   };
   if (!fast(k_, n_)) {
-    throw std::runtime_error("oneDNN has no fast kernel for " + precision_.name() + " on this processor");
+    throw std::runtime_error("oneDNN has no fast kernel for " + arithmetic_.name() + " on this processor");
   }
   strided_x_ = fast(k_ + 1, n_);
   strided_y_ = fast(k_, n_ + 1);
@@ -126,7 +126,7 @@ void Gemm::pack(const std::vector<LinearWeight>& weights, int m) {
       rows.emplace_back(&w, r);
     }
   }
-  const auto dtype = precision_.dtype;
+  const auto dtype = arithmetic_.dtype;
   if (dtype == mx::int8) {
     scales_.resize(n_);
   }
@@ -145,7 +145,7 @@ void Gemm::pack(const std::vector<LinearWeight>& weights, int m) {
     return;
   }
   memory high(plain, cpu_engine()), low;
-  if (precision_.products > 1) {
+  if (arithmetic_.products > 1) {
     low = memory(plain, cpu_engine());
   }
   std::atomic<bool> rest = false; // weights that are bfloat16 numbers have no low part
@@ -186,20 +186,20 @@ void Gemm::pack(const std::vector<LinearWeight>& weights, int m) {
 }
 
 Operand Gemm::prepare(const ConstMatrix& x, Workshop& workshop, size_t slot) const {
-  const auto dtype = precision_.dtype;
-  if (precision_.products == 1 && x.dtype == dtype && (x.stride == x.cols || strided_x_)) {
+  const auto dtype = arithmetic_.dtype;
+  if (arithmetic_.products == 1 && x.dtype == dtype && (x.stride == x.cols || strided_x_)) {
     return {x};
   }
   const size_t count = x.rows * x.cols;
   void* data =
-      workshop.scratch(slot, precision_.products == 1 ? count * mx::size_of(dtype) : 2 * count * sizeof(uint16_t));
+      workshop.scratch(slot, arithmetic_.products == 1 ? count * mx::size_of(dtype) : 2 * count * sizeof(uint16_t));
   const ConstMatrix to{data, dtype, x.rows, x.cols, x.cols};
   if (dtype == mx::int8) {
     auto* scales = static_cast<float*>(workshop.scratch(slot + 1, x.rows * sizeof(float)));
     kernels::quantize_rows(x, static_cast<int8_t*>(data), scales);
     return {to, nullptr, scales};
   }
-  if (precision_.products > 1) {
+  if (arithmetic_.products > 1) {
     auto* high = static_cast<uint16_t*>(data);
     const bool rest = kernels::split(x, high, high + count);
     return {to, rest ? high + count : nullptr}; // activations of bfloat16 have no low part
@@ -209,7 +209,7 @@ Operand Gemm::prepare(const ConstMatrix& x, Workshop& workshop, size_t slot) con
 }
 
 bool Gemm::takes(const Matrix& y) const {
-  const bool own = precision_.products == 1 && y.dtype == precision_.dtype && y.dtype != mx::int8;
+  const bool own = arithmetic_.products == 1 && y.dtype == arithmetic_.dtype && y.dtype != mx::int8;
   return (y.dtype == mx::float32 || own) && (y.stride == n_ || strided_y_);
 }
 
@@ -223,13 +223,14 @@ void Gemm::run(const dnnl::stream& stream, const Operand& x, const Matrix& y) {
   if (low_) {
     multiply(stream, x.matrix, low_, y, true);
   }
-  if (!scales_.empty()) {
-    kernels::scale_rows(y, x.scales, bias_.empty() ? nullptr : bias_.data());
-  }
+}
+
+kernels::RowScale Gemm::rest(const Operand& x) const {
+  return {x.scales, x.scales && !bias_.empty() ? bias_.data() : nullptr};
 }
 
 void Gemm::multiply(const dnnl::stream& stream, const ConstMatrix& x, const memory& w, const Matrix& y, bool adds) {
-  const auto x_desc = matrix(x.rows, k_, precision_.dtype, x.stride);
+  const auto x_desc = matrix(x.rows, k_, arithmetic_.dtype, x.stride);
   const auto y_desc = matrix(x.rows, n_, y.dtype, y.stride);
   const Key key{x.rows, x.stride, y.stride, static_cast<int>(type_of(y.dtype)), adds};
   auto found = primitives_.find(key);

@@ -6,6 +6,7 @@
 #include <dnnl.hpp>
 
 #include "cleave/element.h"
+#include "cleave/kernels/kernels.h"
 #include "cleave/linear_weight.h"
 #include "cleave/units/cpu/workshop.h"
 
@@ -14,7 +15,7 @@ namespace cleave::onednn {
 const dnnl::engine& cpu_engine();
 
 /// How a product is computed.
-struct Precision {
+struct Arithmetic {
   mx::Dtype dtype; ///< of the operands: float32, float16, bfloat16, or int8 (one scale per row of x and of W)
   /// 3 (bfloat16 only): x and W are sums of two bfloat16 numbers each, high and low, and y = high high + low high +
   /// high low, which keeps 16 bits of the mantissa. Henry, Tang, Heinecke, "Leveraging the bfloat16 Artificial
@@ -32,19 +33,19 @@ struct Operand {
   const float* scales = nullptr; ///< int8: [rows]
 };
 
-/// y = x W^T + bias for weights [n_i, k] stacked to [n, k], packed once for a precision. Not safe for concurrent calls.
-/// Made and run on threads whose OpenMP team has the same size, since oneDNN plans for it.
+/// y = x W^T + bias for weights [n_i, k] stacked to [n, k], packed once for an arithmetic. Not safe for concurrent
+/// calls. Made and run on threads whose OpenMP team has the same size, since oneDNN plans for it.
 class Gemm {
  public:
   /// m: tokens that the packing is tuned for. A single dense fp32 weight that needs no packing is used in place; the
   /// LinearWeight is kept alive for that.
-  Gemm(const std::vector<LinearWeight>& weights, const Precision& precision, int m);
+  Gemm(const std::vector<LinearWeight>& weights, const Arithmetic& arithmetic, int m);
 
   int n() const {
     return n_;
   }
-  const Precision& precision() const {
-    return precision_;
+  const Arithmetic& arithmetic() const {
+    return arithmetic_;
   }
   /// Bytes held beside the model's arrays.
   size_t bytes() const;
@@ -53,7 +54,9 @@ class Gemm {
   Operand prepare(const ConstMatrix& x, Workshop& workshop, size_t slot) const;
   /// Whether y may have dtype and stride; a dense float32 one always may.
   bool takes(const Matrix& y) const;
+  /// y = x W^T + bias; int8: without what rest() tells.
   void run(const dnnl::stream& stream, const Operand& x, const Matrix& y);
+  kernels::RowScale rest(const Operand& x) const;
 
  private:
   struct Key {
@@ -71,7 +74,7 @@ class Gemm {
   void multiply(const dnnl::stream& stream, const ConstMatrix& x, const dnnl::memory& w, const Matrix& y, bool adds);
 
   int n_, k_;
-  Precision precision_;
+  Arithmetic arithmetic_;
   bool strided_x_ = false, strided_y_ = false;
   std::optional<LinearWeight> in_place_;
   dnnl::memory weights_, low_; ///< low_ is empty where one part holds the weights

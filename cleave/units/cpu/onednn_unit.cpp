@@ -3,9 +3,9 @@
 #include <stdexcept>
 
 #include "cleave/kernels/kernels.h"
+#include "cleave/units/cpu/arithmetic.h"
 #include "cleave/units/cpu/cpu_program.h"
 #include "cleave/units/cpu/cpu_unit.h"
-#include "cleave/units/cpu/precision.h"
 
 namespace cleave {
 
@@ -26,7 +26,7 @@ class OneDnnUnit : public Unit {
     }
     s << (workshop_->cores().cores().empty() ? "" : ")");
     for (auto dtype : {mx::float32, mx::float16, mx::bfloat16}) {
-      const auto& p = exact_precision(dtype);
+      const auto& p = arithmetic_for(Precision::exact, dtype);
       s << ", " << dtype << " in " << p.name() << " (" << p.reason << ")";
     }
     s << ", " << kernels::instruction_set() << " kernels";
@@ -45,17 +45,21 @@ class OneDnnUnit : public Unit {
   }
 
   size_t memory(const ProgramSpec& spec) const override {
-    const int64_t biases = std::accumulate(spec.n.begin(), spec.n.end(), 2 * int64_t(spec.hidden));
-    const auto& p = exact_precision(spec.dtype);
-    return spec.parameters() * mx::size_of(p.dtype) * (p.products > 1 ? 2 : 1) + biases * sizeof(float);
+    const int64_t outputs = std::accumulate(spec.n.begin(), spec.n.end(), 2 * int64_t(spec.hidden));
+    const auto& p = arithmetic_for(spec.precision, spec.dtype);
+    // Biases; int8: scales too, and what oneDNN keeps per output to make up for signed activations.
+    const int64_t beside = sizeof(float) * (p.dtype == mx::int8 ? 8 : 1);
+    return spec.parameters() * mx::size_of(p.dtype) * (p.products > 1 ? 2 : 1) + outputs * beside;
   }
 
   std::shared_ptr<Program> compile(const ProgramSpec& spec, const std::vector<LinearWeight>& weights) override {
     std::shared_ptr<Program> program;
     on_cores([&] {
-      const auto& precision = onednn::exact_precision(spec.dtype);
-      program = spec.kind == SiteKind::mlp ? onednn::mlp_program(workshop_, spec, precision, weights)
-                                           : onednn::linear_program(workshop_, spec, precision, weights);
+      const auto& arithmetic = onednn::arithmetic_for(spec.precision, spec.dtype);
+      const auto make = spec.kind == SiteKind::mlp         ? onednn::mlp_program
+                        : spec.kind == SiteKind::attention ? onednn::attention_program
+                                                           : onednn::linear_program;
+      program = make(workshop_, spec, arithmetic, weights);
     });
     return program;
   }
@@ -74,9 +78,9 @@ class OneDnnUnit : public Unit {
     });
   }
 
-  const onednn::Precision& exact_precision(mx::Dtype dtype) const {
-    const onednn::Precision* found = nullptr;
-    on_cores([&] { found = &onednn::exact_precision(dtype); });
+  const onednn::Arithmetic& arithmetic_for(Precision precision, mx::Dtype dtype) const {
+    const onednn::Arithmetic* found = nullptr;
+    on_cores([&] { found = &onednn::arithmetic_for(precision, dtype); });
     return *found;
   }
 

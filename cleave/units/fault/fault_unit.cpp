@@ -22,12 +22,12 @@ class FaultProgram : public KernelProgram {
   size_t bytes() const override {
     return inner_->bytes();
   }
-  void run(const ConstMatrix& x, std::span<const Matrix> outputs) override {
+  void run(const ConstMatrix& x, std::span<const Matrix> outputs, const Past& past) override {
     long call = ++counter_->calls;
     if (call >= counter_->fails_from) {
       throw std::runtime_error("call " + std::to_string(call) + " failed as asked");
     }
-    inner_->run(x, outputs);
+    inner_->run(x, outputs, past);
   }
 
  private:

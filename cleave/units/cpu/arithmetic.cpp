@@ -1,8 +1,10 @@
-#include "cleave/units/cpu/precision.h"
+#include "cleave/units/cpu/arithmetic.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <map>
+#include <mutex>
 #include <random>
 
 #include "cleave/trace/span.h"
@@ -18,7 +20,7 @@ struct Trial {
 
 /// `step` divides all values, so that they are exact in the activations' dtype and only the sums can err; but too fine
 /// for bfloat16 where fp16 is asked for, or three products would come down to one.
-Trial trial(const Precision& precision, float step) {
+Trial trial(const Arithmetic& arithmetic, float step) {
   constexpr int m = 512, k = 1024, n = 768; // of the size of a small layer
   std::mt19937 random(1);
   std::normal_distribution<float> normal;
@@ -29,15 +31,19 @@ Trial trial(const Precision& precision, float step) {
     }
   }
   try {
-    Gemm gemm({{mx::array(ws.data(), {n, k}, mx::float32)}}, precision, m);
+    Gemm gemm({{mx::array(ws.data(), {n, k}, mx::float32)}}, arithmetic, m);
     Workshop workshop(CoreGroup("cpu", ""));
     std::vector<float> y(m * n);
     dnnl::stream stream(cpu_engine());
     Trial result{-1, 0};
     for (int i = 0; i < 7; ++i) {
       const auto begin = trace::now_ns();
-      gemm.run(stream, gemm.prepare({xs.data(), mx::float32, m, k, k}, workshop, 0), {y.data(), mx::float32, m, n, n});
+      const auto x = gemm.prepare({xs.data(), mx::float32, m, k, k}, workshop, 0);
+      gemm.run(stream, x, {y.data(), mx::float32, m, n, n});
       stream.wait();
+      if (const auto rest = gemm.rest(x); rest.scales) {
+        kernels::scale_rows({y.data(), mx::float32, m, n, n}, rest, {y.data(), mx::float32, m, n, n});
+      }
       const auto time = static_cast<double>(trace::now_ns() - begin);
       result.time = i == 0 ? time : std::min(result.time, time);
     }
@@ -58,19 +64,14 @@ Trial trial(const Precision& precision, float step) {
   }
 }
 
-Precision choose(mx::Dtype dtype) {
-  const bool half = dtype == mx::float16;
-  const float step = half ? 1.0f / 256 : 1.0f / 16;
-  const Trial base = trial({mx::float32}, step);
-  Precision best{mx::float32, 1, "no faster kernel"};
+/// The fastest of `base` and the candidates that errs by no more than `allowed`.
+Arithmetic fastest(
+    const Arithmetic& base_arithmetic, const std::vector<Arithmetic>& candidates, float step, double allowed) {
+  const Trial base = trial(base_arithmetic, step);
+  Arithmetic best = base_arithmetic;
   double best_ratio = 1;
-  std::vector<Precision> candidates{{dtype}};
-  if (half) {
-    candidates.push_back({mx::bfloat16, 3});
-  }
   for (const auto& candidate : candidates) {
     const Trial t = trial(candidate, step);
-    constexpr double allowed = 1.0 / 4096; // fp16-class: the sums may add half a unit in the last place of fp16
     const double ratio = t.time / base.time;
     // At equal speed a single narrow product wins, since it halves the copy of the weights.
     const double needed = candidate.products == 1 ? std::max(best_ratio, 1.1) : best_ratio * 0.9;
@@ -78,7 +79,8 @@ Precision choose(mx::Dtype dtype) {
       continue;
     }
     char text[80];
-    std::snprintf(text, sizeof(text), "trial: %.2fx fp32's time, error %.1e", ratio, t.error);
+    std::snprintf(
+        text, sizeof(text), "trial: %.2fx %s's time, error %.1e", ratio, base_arithmetic.name().c_str(), t.error);
     best = candidate;
     best.reason = text;
     best_ratio = std::min(ratio, 1.0);
@@ -86,19 +88,38 @@ Precision choose(mx::Dtype dtype) {
   return best;
 }
 
+Arithmetic choose_exact(mx::Dtype dtype) {
+  const Arithmetic base{mx::float32, 1, dtype == mx::float32 ? "exact" : "no faster kernel"};
+  constexpr double allowed = 1.0 / 4096; // fp16-class: the sums may add half a unit in the last place of fp16
+  if (dtype == mx::float16) {
+    return fastest(base, {{mx::float16}, {mx::bfloat16, 3}}, 1.0f / 256, allowed);
+  }
+  return dtype == mx::bfloat16 ? fastest(base, {{mx::bfloat16}}, 1.0f / 16, allowed) : base;
+}
+
+Arithmetic choose(Precision precision, mx::Dtype dtype) {
+  if (precision == Precision::exact) {
+    return choose_exact(dtype);
+  }
+  const auto narrow = precision == Precision::int8 ? mx::int8 : mx::bfloat16;
+  // Its error is what was asked for; a trial on wild numbers would show none in bfloat16.
+  return fastest(arithmetic_for(Precision::exact, dtype), {{narrow}}, 1.0f / 256, 1.0);
+}
+
 } // namespace
 
-const Precision& exact_precision(mx::Dtype dtype) {
-  if (dtype == mx::float16) {
-    static const Precision chosen = choose(mx::float16);
-    return chosen;
+const Arithmetic& arithmetic_for(Precision precision, mx::Dtype dtype) {
+  static std::mutex mutex;
+  static std::map<std::pair<Precision, mx::Dtype::Val>, Arithmetic> chosen; // its references stay
+  {
+    std::lock_guard lock(mutex);
+    if (auto found = chosen.find({precision, dtype.val()}); found != chosen.end()) {
+      return found->second;
+    }
   }
-  if (dtype == mx::bfloat16) {
-    static const Precision chosen = choose(mx::bfloat16);
-    return chosen;
-  }
-  static const Precision chosen{mx::float32, 1, "exact"};
-  return chosen;
+  auto best = choose(precision, dtype); // two threads may try; the first result stays
+  std::lock_guard lock(mutex);
+  return chosen.emplace(std::pair(precision, dtype.val()), std::move(best)).first->second;
 }
 
 } // namespace cleave::onednn
