@@ -51,6 +51,76 @@ void pack_panel(
   table().pack_keys(rows, s.d, filled, s.d, p.keys_of(head, s.d) + begin * s.d);
 }
 
+/// `tokens` of a head's keys or values as a task's weight.
+WeightTask rows_of(const Heads& heads, int64_t batch, int64_t head, int64_t first, int64_t tokens, int64_t k) {
+  WeightTask t{};
+  t.data = static_cast<const uint8_t*>(heads.row(batch, head, first));
+  t.stride = heads.token_stride * static_cast<int64_t>(mx::size_of(heads.dtype));
+  t.number = heads.dtype == mx::float32 ? Number::f32 : heads.dtype == mx::float16 ? Number::f16 : Number::bf16;
+  t.rows = tokens;
+  t.k = k;
+  return t;
+}
+
+/// Attention of one query per head, which reads keys and values once, where they lie.
+void attention_of_one(
+    const AttentionShape& s, const Heads& q, std::span<const KeysValues> segments, int64_t keys, const Heads& out) {
+  const int64_t group = s.heads / s.kv_heads, lanes = table().lanes, d = round_up(s.d, lanes);
+  const int64_t hidden = s.causal && s.window > 0 ? std::max<int64_t>(0, keys - s.window) : 0;
+  constexpr float log2_e = 1.44269504f;
+  on_team_for(s.batch * s.kv_heads, [&](int64_t i) {
+    static thread_local Buffer buffer;
+    const int64_t b = i / s.kv_heads, h = i % s.kv_heads;
+    float* queries = buffer.at_least(group * (d + s.dv + keys + 1));
+    float* result = queries + group * d;
+    float* scores = result + group * s.dv;
+    float* totals = scores + group * keys;
+    for (int64_t g = 0; g < group; ++g) {
+      float* row = queries + g * d;
+      convert_row(q.row(b, h * group + g, 0), q.dtype, row, mx::float32, s.d);
+      std::transform(row, row + s.d, row, [&](float x) { return x * s.scale * log2_e; });
+      std::fill(row + s.d, row + d, 0.0f);
+    }
+    std::fill_n(result, group * s.dv, 0.0f);
+    auto each_segment = [&](auto heads_of, int64_t k, auto kernel) {
+      int64_t start = 0;
+      for (const auto& segment : segments) {
+        const int64_t first = std::clamp<int64_t>(hidden - start, 0, segment.tokens);
+        auto t = rows_of(heads_of(segment), b, h, first, segment.tokens - first, k);
+        t.m = group;
+        kernel(t, scores + start + first);
+        start += segment.tokens;
+      }
+    };
+    each_segment(
+        [](const KeysValues& kv) { return kv.keys; }, s.d,
+        [&](WeightTask& t, float* to) {
+          t.x = queries;
+          t.x_stride = d;
+          t.y = to;
+          t.y_stride = keys;
+          table().dot(t);
+        });
+    for (int64_t g = 0; g < group; ++g) {
+      totals[g] = table().soften(scores + g * keys + hidden, keys - hidden);
+    }
+    each_segment(
+        [](const KeysValues& kv) { return kv.values; }, s.dv,
+        [&](WeightTask& t, float* from) {
+          t.x = from;
+          t.x_stride = keys;
+          t.y = result;
+          t.y_stride = s.dv;
+          table().mix(t);
+        });
+    for (int64_t g = 0; g < group; ++g) {
+      float* row = result + g * s.dv;
+      std::transform(row, row + s.dv, row, [&](float x) { return x / totals[g]; });
+      convert_row(row, mx::float32, out.row(b, h * group + g, 0), out.dtype, s.dv);
+    }
+  });
+}
+
 } // namespace
 
 void attention(const AttentionShape& s, const Heads& q, std::span<const KeysValues> segments, const Heads& out) {
@@ -58,6 +128,10 @@ void attention(const AttentionShape& s, const Heads& q, std::span<const KeysValu
   int64_t keys = 0;
   for (const auto& segment : segments) {
     keys += segment.tokens;
+  }
+  if (s.tokens == 1 && s.dv % table().lanes == 0) {
+    attention_of_one(s, q, segments, keys, out);
+    return;
   }
   Packed p;
   p.width = 2 * table().lanes;

@@ -32,7 +32,14 @@ static inline void tile(
 
 /// tile() for any number of rows.
 static void product(
-    int64_t rows, const float* a, int64_t lda, const float* b, int64_t ldb, int64_t k, float* c, int64_t ldc,
+    int64_t rows,
+    const float* a,
+    int64_t lda,
+    const float* b,
+    int64_t ldb,
+    int64_t k,
+    float* c,
+    int64_t ldc,
     bool add) {
   for (; rows >= kHeight; rows -= kHeight, a += kHeight * lda, c += kHeight * ldc) {
     tile<kHeight>(a, lda, b, ldb, k, c, ldc, add);
@@ -45,8 +52,8 @@ static void product(
   }
 }
 
-/// Scores of one row to weights, in place: 2^(s - m) for the first `last` of `keys`, 0 for the others. Returns the factor
-/// by which what was summed before has to shrink.
+/// Scores of one row to weights, in place: 2^(s - m) for the first `last` of `keys`, 0 for the others. Returns the
+/// factor by which what was summed before has to shrink.
 static float soften(float* s, int64_t last, int64_t keys, float& top, float& total) {
   vf m = all(top);
   int64_t i = 0;
@@ -78,6 +85,12 @@ static float soften(float* s, int64_t last, int64_t keys, float& top, float& tot
   const float shrink = old == -__builtin_inff() ? 0.0f : exp2(all(old - base))[0];
   total = total * shrink + sum(sums) + tail;
   return shrink;
+}
+
+static float soften_all(float* s, int64_t n) {
+  float top = -__builtin_inff(), total = 0;
+  soften(s, n, n, top, total);
+  return total;
 }
 
 static void pack_keys(const float* k, int64_t stride, int64_t keys, int64_t d, float* panel) {

@@ -38,15 +38,17 @@ const char* instruction_set() {
 }
 
 void rms_norm(const ConstMatrix& x, const float* weight, float eps, const Matrix& y) {
-  on_team([&](Fence&) {
-    RowReader from(x);
-    RowWriter to(y);
+  on_team(
+      [&](Fence&) {
+        RowReader from(x);
+        RowWriter to(y);
 #pragma omp for schedule(static) nowait
-    for (int64_t r = 0; r < x.rows; ++r) {
-      table().rms_norm(from(r), weight, eps, to.at(r), x.cols);
-      to.done(r);
-    }
-  });
+        for (int64_t r = 0; r < x.rows; ++r) {
+          table().rms_norm(from(r), weight, eps, to.at(r), x.cols);
+          to.done(r);
+        }
+      },
+      x.rows);
 }
 
 namespace {
@@ -62,23 +64,25 @@ void each_gated_row(Activation activation, const GateUp& in, Make make) {
                                                        : t.gated_relu;
   const int64_t cols = in.gate.cols;
   const auto& [scales, bias] = in.rest;
-  on_team([&](Fence&) {
-    RowReader gate(in.gate), up(in.up);
-    std::vector<float> scaled(scales ? 2 * cols : 0);
-    auto to = make();
+  on_team(
+      [&](Fence&) {
+        RowReader gate(in.gate), up(in.up);
+        std::vector<float> scaled(scales ? 2 * cols : 0);
+        auto to = make();
 #pragma omp for schedule(static) nowait
-    for (int64_t r = 0; r < in.gate.rows; ++r) {
-      const float *g = gate(r), *u = up(r);
-      if (scales) {
-        t.scale(g, scaled.data(), scales[r], bias, cols);
-        t.scale(u, scaled.data() + cols, scales[r], bias ? bias + cols : nullptr, cols);
-        g = scaled.data();
-        u = g + cols;
-      }
-      f(g, u, to.at(r), cols);
-      to.done(r);
-    }
-  });
+        for (int64_t r = 0; r < in.gate.rows; ++r) {
+          const float *g = gate(r), *u = up(r);
+          if (scales) {
+            t.scale(g, scaled.data(), scales[r], bias, cols);
+            t.scale(u, scaled.data() + cols, scales[r], bias ? bias + cols : nullptr, cols);
+            g = scaled.data();
+            u = g + cols;
+          }
+          f(g, u, to.at(r), cols);
+          to.done(r);
+        }
+      },
+      in.gate.rows);
 }
 
 /// Like RowWriter, but a row ends as codes and a scale.
@@ -106,53 +110,61 @@ void gated(Activation activation, const GateUp& in, int8_t* codes, float* scales
 }
 
 void add(const ConstMatrix& a, const ConstMatrix& b, const Matrix& y) {
-  on_team([&](Fence&) {
-    RowReader left(a), right(b);
-    RowWriter to(y);
+  on_team(
+      [&](Fence&) {
+        RowReader left(a), right(b);
+        RowWriter to(y);
 #pragma omp for schedule(static) nowait
-    for (int64_t r = 0; r < y.rows; ++r) {
-      table().add(left(r), right(r), to.at(r), y.cols);
-      to.done(r);
-    }
-  });
+        for (int64_t r = 0; r < y.rows; ++r) {
+          table().add(left(r), right(r), to.at(r), y.cols);
+          to.done(r);
+        }
+      },
+      y.rows);
 }
 
 bool split(const ConstMatrix& x, uint16_t* high, uint16_t* low) {
   std::atomic<bool> rest = false;
-  on_team([&](Fence&) {
-    RowReader from(x);
-    bool mine = false;
+  on_team(
+      [&](Fence&) {
+        RowReader from(x);
+        bool mine = false;
 #pragma omp for schedule(static) nowait
-    for (int64_t r = 0; r < x.rows; ++r) {
-      mine |= table().split(from(r), high + r * x.cols, low + r * x.cols, x.cols);
-    }
-    if (mine) {
-      rest = true;
-    }
-  });
+        for (int64_t r = 0; r < x.rows; ++r) {
+          mine |= table().split(from(r), high + r * x.cols, low + r * x.cols, x.cols);
+        }
+        if (mine) {
+          rest = true;
+        }
+      },
+      x.rows);
   return rest;
 }
 
 void quantize_rows(const ConstMatrix& x, int8_t* codes, float* scales) {
-  on_team([&](Fence&) {
-    RowReader from(x);
+  on_team(
+      [&](Fence&) {
+        RowReader from(x);
 #pragma omp for schedule(static) nowait
-    for (int64_t r = 0; r < x.rows; ++r) {
-      scales[r] = table().quantize(from(r), codes + r * x.cols, x.cols);
-    }
-  });
+        for (int64_t r = 0; r < x.rows; ++r) {
+          scales[r] = table().quantize(from(r), codes + r * x.cols, x.cols);
+        }
+      },
+      x.rows);
 }
 
 void scale_rows(const ConstMatrix& x, const RowScale& rest, const Matrix& y) {
-  on_team([&](Fence&) {
-    RowReader from(x);
-    RowWriter to(y);
+  on_team(
+      [&](Fence&) {
+        RowReader from(x);
+        RowWriter to(y);
 #pragma omp for schedule(static) nowait
-    for (int64_t r = 0; r < x.rows; ++r) {
-      table().scale(from(r), to.at(r), rest.scales[r], rest.bias, x.cols);
-      to.done(r);
-    }
-  });
+        for (int64_t r = 0; r < x.rows; ++r) {
+          table().scale(from(r), to.at(r), rest.scales[r], rest.bias, x.cols);
+          to.done(r);
+        }
+      },
+      x.rows);
 }
 
 } // namespace cleave::kernels

@@ -325,6 +325,34 @@ static void unpack_rows(const WeightTask& t) {
   }
 }
 
+template <Number kNumber>
+static void mix_rows(const WeightTask& t) {
+  by_rows_of_x(t.m, [&](auto rows, int64_t i) {
+    constexpr int count = decltype(rows)::count;
+    for (int64_t c = 0; c < t.k; c += kLanes) {
+      vf total[count];
+      for (int r = 0; r < count; ++r) {
+        total[r] = load(t.y + (i + r) * t.y_stride + c);
+      }
+      for (int64_t row = 0; row < t.rows; ++row) {
+        const vf w = numbers<kNumber>(t.data + row * t.stride, c);
+        for (int r = 0; r < count; ++r) {
+          total[r] += all(t.x[(i + r) * t.x_stride + row]) * w;
+        }
+      }
+      for (int r = 0; r < count; ++r) {
+        store(t.y + (i + r) * t.y_stride + c, total[r]);
+      }
+    }
+  });
+}
+
+static void mix(const WeightTask& t) {
+  return t.number == Number::f32   ? mix_rows<Number::f32>(t)
+         : t.number == Number::f16 ? mix_rows<Number::f16>(t)
+                                   : mix_rows<Number::bf16>(t);
+}
+
 static void dot(const WeightTask& t) {
   switch (t.bits) {
     case 0:

@@ -57,24 +57,26 @@ std::vector<const float*> RopeAngles::table(int64_t first, int64_t count) {
 void transform_heads(const HeadTransform& t, const HeadCounts& c, int64_t offset, const Heads& from, const Heads& to) {
   const auto angles = t.angles ? t.angles->table(offset, c.tokens) : std::vector<const float*>();
   const int half = t.angles ? t.angles->half() : 0;
-  on_team([&](Fence&) {
-    std::vector<float> row(c.d);
+  on_team(
+      [&](Fence&) {
+        std::vector<float> row(c.d);
 #pragma omp for collapse(2) schedule(static) nowait
-    for (int64_t b = 0; b < c.batch; ++b) {
-      for (int64_t i = 0; i < c.tokens; ++i) {
-        for (int64_t h = 0; h < c.heads; ++h) {
-          convert_row(from.row(b, h, i), from.dtype, row.data(), mx::float32, c.d);
-          if (t.norm) {
-            table().rms_norm(row.data(), t.norm, t.eps, row.data(), c.d);
+        for (int64_t b = 0; b < c.batch; ++b) {
+          for (int64_t i = 0; i < c.tokens; ++i) {
+            for (int64_t h = 0; h < c.heads; ++h) {
+              convert_row(from.row(b, h, i), from.dtype, row.data(), mx::float32, c.d);
+              if (t.norm) {
+                table().rms_norm(row.data(), t.norm, t.eps, row.data(), c.d);
+              }
+              if (half > 0) {
+                table().rope(row.data(), angles[i], angles[i] + half, half, t.traditional);
+              }
+              convert_row(row.data(), mx::float32, to.row(b, h, i), to.dtype, c.d);
+            }
           }
-          if (half > 0) {
-            table().rope(row.data(), angles[i], angles[i] + half, half, t.traditional);
-          }
-          convert_row(row.data(), mx::float32, to.row(b, h, i), to.dtype, c.d);
         }
-      }
-    }
-  });
+      },
+      c.batch * c.tokens);
 }
 
 } // namespace cleave::kernels

@@ -81,6 +81,8 @@ struct Table {
   bool (*arrange)(const float* x, int bits, int group, int64_t k, float* to, float* sums);
   void (*dot)(const WeightTask& task);    ///< y = x W^T
   void (*unpack)(const WeightTask& task); ///< packed only: y = W
+  void (*mix)(const WeightTask& task);    ///< dense only, k a multiple of lanes: y += x W, x [m, rows], y [m, k]
+  float (*soften)(float* s, int64_t n);   ///< s = 2^(s - the largest); returns their sum
 };
 
 /// The best of the targets that this processor runs.

@@ -9,5 +9,6 @@
 
 #include "cleave/kernels/packed.inl"
 
-const Table table{kName,       kLanes, gated_silu, gated_gelu, gated_gelu_tanh, gated_relu, rms_norm, add,
-                  rope, split, quantize, scale, widen_bf16, round_bf16, pack_keys, attend, arranged, arrange, dot, unpack};
+const Table table{kName, kLanes,   gated_silu, gated_gelu, gated_gelu_tanh, gated_relu, rms_norm, add,      rope,
+                  split, quantize, scale,      widen_bf16, round_bf16,      pack_keys,  attend,   arranged, arrange,
+                  dot,   unpack,   mix,        soften_all};

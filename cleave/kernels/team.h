@@ -48,12 +48,13 @@ class Fence {
 };
 
 /// Runs body(fence) on every thread of the calling thread's OpenMP team, and returns when all have ended. Loops in it
-/// share their work by `#pragma omp for ... nowait`.
+/// share their work by `#pragma omp for ... nowait`. A single item to share is left to the calling thread, which spares
+/// the waking of the others.
 template <typename Body>
-void on_team(const Body& body) {
+void on_team(const Body& body, int64_t items = 2) {
   Fence fence;
   fence.open();
-#pragma omp parallel
+#pragma omp parallel if (items > 1)
   {
     fence.enter();
     body(fence);
@@ -65,12 +66,14 @@ void on_team(const Body& body) {
 /// Runs body(i) for 0 <= i < count, in one run of neighbours per thread.
 template <typename Body>
 void on_team_for(int64_t count, const Body& body) {
-  on_team([&](Fence&) {
+  on_team(
+      [&](Fence&) {
 #pragma omp for schedule(static) nowait
-    for (int64_t i = 0; i < count; ++i) {
-      body(i);
-    }
-  });
+        for (int64_t i = 0; i < count; ++i) {
+          body(i);
+        }
+      },
+      count);
 }
 
 } // namespace cleave::kernels
