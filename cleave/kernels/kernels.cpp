@@ -18,18 +18,22 @@ namespace generic {
 extern const Table table;
 }
 
+std::vector<const Table*> tables() {
+  __builtin_cpu_init();
+  std::vector<const Table*> runs;
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512vl")) {
+    runs.push_back(&avx512::table);
+  }
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) {
+    runs.push_back(&avx2::table);
+  }
+  runs.push_back(&generic::table);
+  return runs;
+}
+
 const Table& table() {
-  static const Table& best = [&]() -> const Table& {
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512vl")) {
-      return avx512::table;
-    }
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) {
-      return avx2::table;
-    }
-    return generic::table;
-  }();
+  static const Table& best = *tables()[0];
   return best;
 }
 

@@ -17,6 +17,10 @@ class InPlace {
   bool serves() const {
     return !rows_.empty();
   }
+  /// Nothing where kernels do not serve the weights.
+  const std::vector<kernels::WeightRows>& rows() const {
+    return rows_;
+  }
   /// y_i = x W_i^T + bias_i. False, with nothing written, where kernels do not serve the weights or x is not finite.
   bool multiply(const ConstMatrix& x, std::span<const Matrix> y) const {
     return serves() && kernels::multiply_rows(rows_, x, y);
