@@ -123,15 +123,13 @@ static float quantize(const float* x, int8_t* codes, int64_t n) {
   const vf rest = load_part(x + whole, n - whole, 0);
   const float top = largest(max(tops, floats(bits(rest) & 0x7fffffff)));
   const float check = sum(checks + rest * all(0.0f));
-  const vf inverse = all(top > 0 ? 127.0f / top : 0.0f);
-  const vf magic = all(12582912.0f); // rounds to an integer in the low bits, see exp2
-  auto code = [&](vf v) { return __builtin_convertvector(bits(v * inverse + magic), vb); };
-  for (int64_t i = 0; i < whole; i += kLanes) {
-    const vb c = code(load(x + i));
-    __builtin_memcpy(codes + i, &c, sizeof(c));
+  const float inverse = top > 0 ? 127.0f / top : 0.0f;
+  for (int64_t i = 0; i < n; ++i) { // gcc narrows plain loops well, __builtin_convertvector element by element
+    const float v = x[i] * inverse + 12582912.0f; // rounds to an integer in the low bits, see exp2
+    int32_t w;
+    __builtin_memcpy(&w, &v, 4);
+    codes[i] = static_cast<int8_t>(w);
   }
-  const vb c = code(rest);
-  __builtin_memcpy(codes + whole, &c, n - whole);
   return check == 0 ? top / 127.0f : __builtin_nanf("");
 }
 

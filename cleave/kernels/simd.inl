@@ -4,7 +4,6 @@
 typedef float vf __attribute__((vector_size(4 * kLanes)));
 typedef int32_t vi __attribute__((vector_size(4 * kLanes)));
 typedef uint32_t vu __attribute__((vector_size(4 * kLanes)));
-typedef int8_t vb __attribute__((vector_size(kLanes)));
 typedef uint16_t vh __attribute__((vector_size(2 * kLanes)));
 
 static inline vf load(const float* p) {
