@@ -50,7 +50,6 @@ struct WeightTask {
   int64_t m, x_stride, sums_stride;
   float* y; ///< dot: y[i * y_stride + row]; unpack: y[row * y_stride + column]
   int64_t y_stride;
-  float* scratch; ///< 2 * arranged(...).groups
 };
 
 /// How many floats a row of x takes for weights of a format, and how many its sums.
