@@ -61,7 +61,9 @@ class Patched(Contender):
 
     def _read(self, ids):
         if "_cleave_report" not in self._model.__dict__:
-            self._live = cleave.patch_model(self._model, seq=len(ids), **self._options)
+            self._live = cleave.patch_model(
+                self._model, seq=len(ids), min_rows=min(MIN_ROWS, len(ids)), **self._options
+            )
             prefill(self._model, ids[:MIN_ROWS], keep_logits=False)  # warm-up
             self._live.reset()
         return _by_mlx_lm(self._model, ids)

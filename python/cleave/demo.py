@@ -33,7 +33,7 @@ def arguments(argv):
     p.add_argument("--greedy", type=int, default=32, help="tokens to continue with (default 32)")
     p.add_argument("--rounds", type=int, default=3, help="samples of each contender (default 3)")
     p.add_argument(
-        "--seconds", type=float, default=150, help="limit for the stock runs (default 150)"
+        "--seconds", type=float, default=120, help="limit for the stock runs (default 120)"
     )
     p.add_argument("--json", type=Path, default=Path("build/demo.json"))
     args = p.parse_args(argv)
