@@ -83,7 +83,9 @@ struct Table {
   void (*unpack)(const WeightTask& task); ///< packed only: y = W
 };
 
-/// The best of the targets that this processor runs.
+/// The targets that this processor runs, the best first and null behind the last.
+const Table* const* tables();
+/// The best of them.
 const Table& table();
 
 } // namespace cleave::kernels
