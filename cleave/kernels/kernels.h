@@ -9,9 +9,6 @@
 // and bfloat16 for every matrix. The best instruction set is chosen when the program starts.
 namespace cleave::kernels {
 
-struct Table;
-/// The kernels of each target that this processor runs (table.h), the best first.
-std::vector<const Table*> tables();
 /// Name of the instruction set in use: avx512, avx2 or generic.
 const char* instruction_set();
 

@@ -85,7 +85,9 @@ struct Table {
   float (*soften)(float* s, int64_t n);   ///< s = 2^(s - the largest); returns their sum
 };
 
-/// The best of the targets that this processor runs.
+/// The targets that this processor runs, the best first and null behind the last.
+const Table* const* tables();
+/// The best of them.
 const Table& table();
 
 } // namespace cleave::kernels

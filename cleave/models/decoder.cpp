@@ -81,7 +81,7 @@ class SiteMaker {
     return shares.empty() ? std::vector<UnitShare>{{nullptr, 1.0}} : shares;
   }
   SiteOptions options_for(const std::string& name, const LinearWeight& weight) const {
-    SiteOptions site{name, options_.tile, options_.min_rows, 1, std::nullopt, options_.precision};
+    SiteOptions site{name, options_.tile, options_.min_rows, 1, std::nullopt, options_.precision, options_.budget};
     if (weight.packed() && weight.mode != "affine") { // scales of the fp modes name no dtype
       site.dtype = activations_;
     }

@@ -25,7 +25,8 @@ struct DecoderOptions {
   /// Whether a layer's q,k,v, attention and o are one site, where its shapes allow that; unset: where several units
   /// have shares of them.
   std::optional<bool> attention = std::nullopt;
-  Precision precision = Precision::exact; ///< of the partners' products
+  Precision precision = Precision::exact;         ///< of the partners' products
+  std::shared_ptr<MemoryBudget> budget = nullptr; ///< see SiteOptions
 };
 
 /// One cache per layer.

@@ -27,6 +27,13 @@ Site::Site(const SiteOptions& options, SiteReport report)
   stats_->unprobed = options_.precision != Precision::exact;
 }
 
+void Site::set_min_rows(int rows) {
+  if (rows < 0) {
+    throw std::invalid_argument("[site] got min_rows " + std::to_string(rows) + " and needs at least 0");
+  }
+  options_.min_rows = rows;
+}
+
 std::vector<mx::array> Site::operator()(const mx::array& x) const {
   if (engages(x)) {
     return split(x);
@@ -73,6 +80,21 @@ void Site::build(const std::vector<UnitShare>& shares) {
   report_.splits = !parts_.empty();
 }
 
+std::shared_ptr<Program> Site::compile(Unit& unit, Request& asked) const {
+  auto* budget = options_.budget.get();
+  asked.spec.packed = budget && unit.memory(asked.spec) > budget->left;
+  auto program = unit.compile(asked.spec, asked.weights);
+  if (budget) {
+    if (program->bytes() > budget->left) {
+      throw std::runtime_error(
+          "it would hold " + std::to_string(program->bytes()) + " bytes, and " + std::to_string(budget->left) +
+          " are left to it");
+    }
+    budget->left -= program->bytes();
+  }
+  return program;
+}
+
 std::optional<size_t> Site::try_build(const std::vector<UnitShare>& shares, const std::vector<double>& fractions) {
   const auto rows = cut(fractions);
   const auto sharing = std::count_if(rows.begin(), rows.end(), any_rows);
@@ -94,7 +116,7 @@ std::optional<size_t> Site::try_build(const std::vector<UnitShare>& shares, cons
     auto why = unit.failed() ? std::optional("it is switched off: " + unit.failure()) : unit.refusal(asked.spec);
     if (!why) {
       try {
-        program = unit.compile(asked.spec, asked.weights);
+        program = compile(unit, asked);
       } catch (const std::exception& e) {
         why = e.what();
       }
@@ -103,7 +125,7 @@ std::optional<size_t> Site::try_build(const std::vector<UnitShare>& shares, cons
       report_.refusals.push_back(unit.name() + ": " + *why);
       return u;
     }
-    report_.parts.push_back({unit.name(), rows[u], program->bytes(), program->arithmetic()});
+    report_.parts.push_back({unit.name(), rows[u], program->bytes(), program->arithmetic(), asked.spec.packed});
     auto rescue = reference_program(asked.spec, std::move(asked.weights));
     parts_.push_back(
         {std::make_shared<UnitProgram>(

@@ -9,6 +9,11 @@
 
 namespace cleave {
 
+/// Bytes that partners may hold beside the model, shared by its sites; the first ones take them.
+struct MemoryBudget {
+  size_t left;
+};
+
 struct SiteOptions {
   std::string name = {};                         ///< for reports, such as "layers.0.self_attn.q_proj+k_proj+v_proj"
   int tile = 512;                                ///< tokens that programs are tuned for
@@ -16,6 +21,8 @@ struct SiteOptions {
   int align = 1;                                 ///< rows per unit are multiples of this where possible
   std::optional<mx::Dtype> dtype = std::nullopt; ///< of the activations expected, when the weights do not tell
   Precision precision = Precision::exact;        ///< of the partners; main is exact
+  /// None: no bound. Where it is used up, programs hold nothing and unpack their weights at each call.
+  std::shared_ptr<MemoryBudget> budget = nullptr;
 };
 
 /// What a site holds and why; plain data.
@@ -25,6 +32,7 @@ struct SiteReport {
     std::vector<int> rows;  ///< per member of a linear group; mlp: one number, of the intermediate dimension
     size_t bytes;           ///< held beside the model's own arrays
     std::string arithmetic; ///< of its products; main's is mlx's own
+    bool packed = false;    ///< unpacks its weights at each call
   };
   std::string name;
   SiteKind kind;
@@ -36,7 +44,7 @@ struct SiteReport {
   bool splits;                       ///< whether any partner has rows
 };
 
-/// A place in a model where work is split. Immutable after construction, callable from any thread. A call builds lazy
+/// A place in a model where work is split. Immutable but for set_min_rows, callable from any thread. A call builds lazy
 /// graph nodes only.
 class Site {
  public:
@@ -48,6 +56,8 @@ class Site {
   std::vector<mx::array> operator()(const mx::array& x) const;
   /// Whether a call with x is split: enough rows, a dtype the programs accept, no unit switched off.
   bool engages(const mx::array& x) const;
+  /// Calls with fewer tokens run the original ops from now on. Not while another thread calls the site.
+  void set_min_rows(int rows);
   /// The unsplit ops on main.
   virtual std::vector<mx::array> original(const mx::array& x) const = 0;
 
@@ -90,6 +100,8 @@ class Site {
   std::vector<Part> parts_;
 
  private:
+  /// Compiles within the memory budget; throws std::runtime_error with a sentence.
+  std::shared_ptr<Program> compile(Unit& unit, Request& asked) const;
   std::optional<size_t> try_build(const std::vector<UnitShare>& shares, const std::vector<double>& fractions);
 };
 

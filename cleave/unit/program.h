@@ -52,6 +52,7 @@ struct ProgramSpec {
   Activation activation = Activation::silu;              ///< mlp only
   std::optional<AttentionSpec> attention = std::nullopt; ///< attention only; of the unit's own heads
   Precision precision = Precision::exact;
+  bool packed = false; ///< the program is to hold no copy of the weights, but to unpack them at each call
 
   int64_t parameters() const; ///< number of weights
 };

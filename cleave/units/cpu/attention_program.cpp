@@ -39,8 +39,8 @@ class AttentionProgram : public KernelProgram, protected CpuProgram {
       const std::vector<LinearWeight>& weights)
       : CpuProgram(std::move(workshop), spec),
         a_(*spec.attention),
-        qkv_({weights[0], weights[1], weights[2]}, arithmetic, spec.tile),
-        o_({weights[3]}, arithmetic, spec.tile),
+        qkv_({weights[0], weights[1], weights[2]}, arithmetic, spec.tile, spec.packed),
+        o_({weights[3]}, arithmetic, spec.tile, spec.packed),
         q_norm_(to_floats(a_.q_norm)),
         k_norm_(to_floats(a_.k_norm)) {
     if (a_.rope) {

@@ -56,7 +56,7 @@ class LinearProgram : public TiledProgram {
       const std::vector<LinearWeight>& weights)
       : TiledProgram(std::move(workshop), spec), in_place_(weights) {
     for (const auto& w : weights) {
-      gemms_.emplace_back(std::vector<LinearWeight>{w}, arithmetic, spec.tile);
+      gemms_.emplace_back(std::vector<LinearWeight>{w}, arithmetic, spec.tile, spec.packed);
     }
   }
   size_t bytes() const override {
@@ -96,8 +96,8 @@ class MlpProgram : public TiledProgram {
       const Arithmetic& arithmetic,
       const std::vector<LinearWeight>& weights)
       : TiledProgram(std::move(workshop), spec),
-        gate_up_({weights[0], weights[1]}, arithmetic, spec.tile),
-        down_({weights[2]}, arithmetic, spec.tile),
+        gate_up_({weights[0], weights[1]}, arithmetic, spec.tile, spec.packed),
+        down_({weights[2]}, arithmetic, spec.tile, spec.packed),
         gate_up_in_place_({weights[0], weights[1]}),
         down_in_place_({weights[2]}) {}
 

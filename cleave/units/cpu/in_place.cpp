@@ -2,6 +2,8 @@
 
 #include <bit>
 
+#include "cleave/kernels/team.h"
+
 namespace cleave {
 
 namespace {
@@ -50,6 +52,14 @@ InPlace::InPlace(std::vector<LinearWeight> weights) : weights_(std::move(weights
     }
     rows_.push_back(*rows);
   }
+}
+
+void unpack_rows(const LinearWeight& w, int64_t begin, int64_t end, float* out) {
+  if (const auto rows = rows_of(w)) {
+    kernels::unpack_rows(*rows, begin, end, out);
+    return;
+  }
+  kernels::on_team_for(end - begin, [&](int64_t i) { unpack_row(w, static_cast<int>(begin + i), out + i * w.k()); });
 }
 
 } // namespace cleave

@@ -31,4 +31,7 @@ class InPlace {
   std::vector<kernels::WeightRows> rows_;
 };
 
+/// Rows [begin, end) of any weight as float32 to `out`, on the calling thread's team.
+void unpack_rows(const LinearWeight& weight, int64_t begin, int64_t end, float* out);
+
 } // namespace cleave

@@ -5,9 +5,11 @@
 #include <numeric>
 #include <string_view>
 
+#include "cleave/kernels/buffer.h"
 #include "cleave/kernels/convert.h"
 #include "cleave/kernels/kernels.h"
 #include "cleave/kernels/team.h"
+#include "cleave/units/cpu/in_place.h"
 
 namespace cleave::onednn {
 
@@ -56,18 +58,22 @@ std::string Arithmetic::name() const {
 
 size_t Gemm::Hash::operator()(const Key& k) const {
   size_t h = 0;
-  for (int64_t v : {k.m, k.x_stride, k.y_stride, int64_t(k.y_dtype), int64_t(k.adds)}) {
+  for (int64_t v : {k.m, k.n, k.x_stride, k.y_stride, int64_t(k.y_dtype), int64_t(k.adds)}) {
     h = h * 1000003 + static_cast<size_t>(v);
   }
   return h;
 }
 
-Gemm::Gemm(const std::vector<LinearWeight>& weights, const Arithmetic& arithmetic, int m)
+Gemm::Gemm(const std::vector<LinearWeight>& weights, const Arithmetic& arithmetic, int m, bool unpack_each_time)
     : n_(0), k_(weights[0].k()), arithmetic_(arithmetic) {
   bool biased = false;
   for (const auto& w : weights) {
     n_ += w.n();
     biased |= w.bias.has_value();
+  }
+  if (unpack_each_time) {
+    each_time_ = weights;
+    return;
   }
   if (biased) {
     bias_.resize(n_);
@@ -97,6 +103,9 @@ Gemm::Gemm(const std::vector<LinearWeight>& weights, const Arithmetic& arithmeti
 }
 
 size_t Gemm::bytes() const {
+  if (!each_time_.empty()) {
+    return 0;
+  }
   return (bias_.size() + scales_.size()) * sizeof(float) + (in_place_ ? 0 : weights_.get_desc().get_size()) +
          (low_ ? low_.get_desc().get_size() : 0);
 }
@@ -116,6 +125,34 @@ dnnl::matmul::primitive_desc Gemm::describe(
     return {cpu_engine(), x, w, y, attr};
   }
   return {cpu_engine(), x, w, matrix(1, n_, mx::float32, n_), y, attr};
+}
+
+void Gemm::run_blocks(const dnnl::stream& stream, const ConstMatrix& x, const Matrix& y) {
+  static thread_local kernels::Buffer buffer;
+  // A thread's part of a block stays in its second-level cache.
+  constexpr int64_t floats_per_thread = 1 << 16;
+  const int64_t block = std::max<int64_t>(32, floats_per_thread * omp_get_max_threads() / k_ / 32 * 32);
+  int64_t column = 0;
+  for (const auto& w : each_time_) {
+    std::vector<float> bias(w.bias ? w.n() : 0);
+    if (w.bias) {
+      unpack_vector(*w.bias, bias.data());
+    }
+    for (int64_t begin = 0; begin < w.n(); begin += block) {
+      const int64_t rows = std::min<int64_t>(block, w.n() - begin);
+      float* values = buffer.at_least(rows * k_);
+      unpack_rows(w, begin, begin + rows, values);
+      const memory plain(row_major(k_, rows, mx::float32, k_), cpu_engine(), values);
+      const Matrix part{static_cast<float*>(y.data) + column + begin, mx::float32, y.rows, rows, y.stride};
+      multiply(stream, x, plain, part, false);
+    }
+    if (w.bias) {
+      const Matrix whole{static_cast<float*>(y.data) + column, mx::float32, y.rows, w.n(), y.stride};
+      kernels::add(
+          {whole.data, mx::float32, y.rows, w.n(), y.stride}, {bias.data(), mx::float32, y.rows, w.n(), 0}, whole);
+    }
+    column += w.n();
+  }
 }
 
 void Gemm::pack(const std::vector<LinearWeight>& weights, int m) {
@@ -209,11 +246,18 @@ Operand Gemm::prepare(const ConstMatrix& x, Workshop& workshop, size_t slot) con
 }
 
 bool Gemm::takes(const Matrix& y) const {
+  if (!each_time_.empty()) {
+    return y.dtype == mx::float32;
+  }
   const bool own = arithmetic_.products == 1 && y.dtype == arithmetic_.dtype && y.dtype != mx::int8;
   return (y.dtype == mx::float32 || own) && (y.stride == n_ || strided_y_);
 }
 
 void Gemm::run(const dnnl::stream& stream, const Operand& x, const Matrix& y) {
+  if (!each_time_.empty()) {
+    run_blocks(stream, x.matrix, y);
+    return;
+  }
   multiply(stream, x.matrix, weights_, y, false);
   if (x.low) {
     auto low = x.matrix;
@@ -231,8 +275,8 @@ kernels::RowScale Gemm::rest(const Operand& x) const {
 
 void Gemm::multiply(const dnnl::stream& stream, const ConstMatrix& x, const memory& w, const Matrix& y, bool adds) {
   const auto x_desc = matrix(x.rows, k_, arithmetic_.dtype, x.stride);
-  const auto y_desc = matrix(x.rows, n_, y.dtype, y.stride);
-  const Key key{x.rows, x.stride, y.stride, static_cast<int>(type_of(y.dtype)), adds};
+  const auto y_desc = matrix(x.rows, y.cols, y.dtype, y.stride);
+  const Key key{x.rows, y.cols, x.stride, y.stride, static_cast<int>(type_of(y.dtype)), adds};
   auto found = primitives_.find(key);
   if (found == primitives_.end()) {
     constexpr size_t most = 64; // tails of many lengths must not grow it without end

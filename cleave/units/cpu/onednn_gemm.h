@@ -38,8 +38,9 @@ struct Operand {
 class Gemm {
  public:
   /// m: tokens that the packing is tuned for. A single dense fp32 weight that needs no packing is used in place; the
-  /// LinearWeight is kept alive for that.
-  Gemm(const std::vector<LinearWeight>& weights, const Arithmetic& arithmetic, int m);
+  /// LinearWeight is kept alive for that. With `unpack_each_time` (float32 only) nothing is held: each run unpacks
+  /// blocks of rows that stay in cache.
+  Gemm(const std::vector<LinearWeight>& weights, const Arithmetic& arithmetic, int m, bool unpack_each_time = false);
 
   int n() const {
     return n_;
@@ -60,7 +61,7 @@ class Gemm {
 
  private:
   struct Key {
-    int64_t m, x_stride, y_stride;
+    int64_t m, n, x_stride, y_stride;
     int y_dtype;
     bool adds;
     bool operator==(const Key&) const = default;
@@ -70,6 +71,7 @@ class Gemm {
   };
   dnnl::matmul::primitive_desc describe(
       const dnnl::memory::desc& x, const dnnl::memory::desc& w, const dnnl::memory::desc& y, bool adds) const;
+  void run_blocks(const dnnl::stream& stream, const ConstMatrix& x, const Matrix& y);
   void pack(const std::vector<LinearWeight>& weights, int m);
   void multiply(const dnnl::stream& stream, const ConstMatrix& x, const dnnl::memory& w, const Matrix& y, bool adds);
 
@@ -77,7 +79,8 @@ class Gemm {
   Arithmetic arithmetic_;
   bool strided_x_ = false, strided_y_ = false;
   std::optional<LinearWeight> in_place_;
-  dnnl::memory weights_, low_; ///< low_ is empty where one part holds the weights
+  std::vector<LinearWeight> each_time_; ///< weights that are unpacked in each run; weights_ is empty then
+  dnnl::memory weights_, low_;          ///< low_ is empty where one part holds the weights
   std::vector<float> bias_, scales_;
   std::unordered_map<Key, dnnl::matmul, Hash> primitives_;
 };

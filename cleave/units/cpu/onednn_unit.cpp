@@ -45,6 +45,9 @@ class OneDnnUnit : public Unit {
   }
 
   size_t memory(const ProgramSpec& spec) const override {
+    if (spec.packed) {
+      return 0;
+    }
     const int64_t outputs = std::accumulate(spec.n.begin(), spec.n.end(), 2 * int64_t(spec.hidden));
     const auto& p = arithmetic_for(spec.precision, spec.dtype);
     // Biases; int8: scales too, and what oneDNN keeps per output to make up for signed activations.
@@ -55,7 +58,8 @@ class OneDnnUnit : public Unit {
   std::shared_ptr<Program> compile(const ProgramSpec& spec, const std::vector<LinearWeight>& weights) override {
     std::shared_ptr<Program> program;
     on_cores([&] {
-      const auto& arithmetic = onednn::arithmetic_for(spec.precision, spec.dtype);
+      const onednn::Arithmetic packed{mx::float32, 1, "weights are unpacked at each call"};
+      const auto& arithmetic = spec.packed ? packed : onednn::arithmetic_for(spec.precision, spec.dtype);
       const auto make = spec.kind == SiteKind::mlp         ? onednn::mlp_program
                         : spec.kind == SiteKind::attention ? onednn::attention_program
                                                            : onednn::linear_program;
