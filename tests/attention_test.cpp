@@ -297,6 +297,25 @@ TEST(Attention, PackedOutputIsCutAtItsGroups) {
   expect_as_good(site, {weights, make_spec(s), normal(random, {1, 5, 64}, mx::float16), {}});
 }
 
+TEST(Attention, CutsWellWhereSharesAreNearWholeHeads) {
+  Random random(38);
+  auto well = [&](int kv_heads, const Format& format, const std::vector<double>& shares) {
+    const Sizes s{64, kv_heads, kv_heads, 80, 8};
+    std::vector<UnitShare> all;
+    for (size_t i = 0; i < shares.size(); ++i) {
+      all.push_back({i == 0 ? nullptr : std::make_shared<ProbeUnit>(), shares[i]});
+    }
+    return Attention::cuts_well(make_weight(random, format, 8, kv_heads * 80), make_spec(s), all);
+  };
+  const Format packed{mx::float32, "affine", 4, 64}; // cut at every fourth head
+  EXPECT_TRUE(well(4, {}, {0.5, 0.5}));
+  EXPECT_TRUE(well(8, {}, {0.47, 0.53}));
+  EXPECT_TRUE(well(8, packed, {0.5, 0, 0.5}));
+  EXPECT_FALSE(well(4, packed, {0.5, 0.5}));
+  EXPECT_FALSE(well(3, {}, {0.5, 0.5}));
+  EXPECT_FALSE(well(4, {}, {0, 1})) << "a unit alone needs no cut";
+}
+
 TEST(Attention, ACallThatAUnitFailsIsFinishedByTheReference) {
   Random random(35);
   const Sizes s{24, 4, 2, 16, 24};
