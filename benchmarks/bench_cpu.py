@@ -24,7 +24,7 @@ from rivals.tables import show
 from rivals.worker import WorkerError
 
 import cleave
-from cleave.demo import machine, write_whole
+from cleave.figures import machine, write_whole
 
 JSON = setup.ROOT / "build" / "bench-cpu.json"
 PAGE = setup.ROOT / "docs" / "measurements.md"

@@ -13,7 +13,7 @@ import mlx.core as mx
 from docs_page import processor_flags, replace_section
 
 import cleave
-from cleave.demo import machine
+from cleave.figures import machine
 from cleave.report import table
 
 ROOT = Path(__file__).parents[1]

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from cleave.demo import write_whole
+from cleave.figures import write_whole
 
 EXTENSIONS = ("avx2", "fma", "f16c", "avx512", "amx")
 

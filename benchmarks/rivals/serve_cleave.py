@@ -11,20 +11,17 @@ from serve_mlx import handlers_of
 
 
 def native(folder, min_rows):
-    from cleave import make_unit
+    from cleave import Runner
     from cleave._load import _core
 
-    unit = make_unit("cpu")
-    decoder = _core.load_decoder(
-        folder, shares=lambda site, weight: [(unit, 1.0)], min_rows=min_rows
-    )
+    runner = Runner(folder, units="cpu", shares=[1.0], min_rows=min_rows)
 
     def prefill(tokens):
-        ids = token_ids(tokens, decoder.config.vocab)
-        return timed(lambda: _core.Session(decoder).feed(ids, tokens))
+        ids = token_ids(tokens, runner.config.vocab)
+        return timed(lambda: list(runner.generate(ids, 0)))
 
     def decode(tokens):
-        session = _core.Session(decoder)
+        session = _core.Session(runner._decoder)  # a Generation would stop at an end token
         session.feed([1], tokens + 1)
         return timed(lambda: [session.next() for _ in range(tokens)])
 

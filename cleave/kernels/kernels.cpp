@@ -1,5 +1,6 @@
 #include "cleave/kernels/kernels.h"
 
+#include <array>
 #include <atomic>
 
 #include "cleave/kernels/row_access.h"
@@ -18,18 +19,26 @@ namespace generic {
 extern const Table table;
 }
 
-const Table& table() {
-  static const Table& best = [&]() -> const Table& {
+const Table* const* tables() {
+  static const auto all = [] {
     __builtin_cpu_init();
+    std::array<const Table*, 4> found{};
+    size_t count = 0;
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx512vl")) {
-      return avx512::table;
+      found[count++] = &avx512::table;
     }
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) {
-      return avx2::table;
+      found[count++] = &avx2::table;
     }
-    return generic::table;
+    found[count] = &generic::table;
+    return found;
   }();
+  return all.data();
+}
+
+const Table& table() {
+  static const Table& best = *tables()[0];
   return best;
 }
 

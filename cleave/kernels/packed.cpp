@@ -17,7 +17,7 @@ Number number_of(mx::Dtype dtype) {
 }
 
 /// The task for rows from `begin` on, without x and y.
-WeightTask task_of(const WeightRows& w, int64_t begin, int64_t rows, float* scratch) {
+WeightTask task_of(const WeightRows& w, int64_t begin, int64_t rows) {
   WeightTask t{};
   t.data = static_cast<const uint8_t*>(w.data) + begin * w.stride;
   t.stride = w.stride;
@@ -31,7 +31,6 @@ WeightTask task_of(const WeightRows& w, int64_t begin, int64_t rows, float* scra
   t.group = w.group;
   t.rows = rows;
   t.k = w.k;
-  t.scratch = scratch;
   return t;
 }
 
@@ -67,20 +66,19 @@ class PaddedRow {
 
 /// Calls kernel(task) for rows [begin, end) of a weight; place(task, row) completes the task that begins at `row`.
 template <typename Kernel, typename Place>
-void for_rows(
-    const WeightRows& w, int64_t begin, int64_t end, float* scratch, const Kernel& kernel, const Place& place) {
+void for_rows(const WeightRows& w, int64_t begin, int64_t end, const Kernel& kernel, const Place& place) {
   int64_t safe = end;
   if (w.bits != 0) {
     safe = std::min({end, readable(w.n, w.stride), readable(w.n, w.scale_stride)});
   }
   if (begin < safe) {
-    auto t = task_of(w, begin, safe - begin, scratch);
+    auto t = task_of(w, begin, safe - begin);
     place(t, begin);
     kernel(t);
   }
   PaddedRow padded;
   for (int64_t row = std::max(begin, safe); row < end; ++row) {
-    auto t = padded.of(task_of(w, row, 1, scratch));
+    auto t = padded.of(task_of(w, row, 1));
     place(t, row);
     kernel(t);
   }
@@ -125,15 +123,8 @@ constexpr int64_t kBlock = 32; ///< rows of a weight whose results are put in pl
 
 /// Rows [begin, end) of one weight, at most kBlock, for all rows of x.
 void multiply_block(
-    const WeightRows& w,
-    const Input& in,
-    int64_t m,
-    int64_t begin,
-    int64_t end,
-    const Matrix& y,
-    float* results,
-    float* scratch) {
-  for_rows(w, begin, end, scratch, table().dot, [&](WeightTask& t, int64_t row) {
+    const WeightRows& w, const Input& in, int64_t m, int64_t begin, int64_t end, const Matrix& y, float* results) {
+  for_rows(w, begin, end, table().dot, [&](WeightTask& t, int64_t row) {
     t.x = in.x;
     t.x_stride = in.size.columns;
     t.sums = in.sums;
@@ -165,15 +156,12 @@ bool multiply_rows(std::span<const WeightRows> weights, const ConstMatrix& x, st
     return false;
   }
   std::vector<int64_t> first{0}; // block of each weight
-  int64_t groups = 0;
-  for (size_t i = 0; i < weights.size(); ++i) {
-    first.push_back(first.back() + (weights[i].n + kBlock - 1) / kBlock);
-    groups = std::max(groups, inputs[i].size.groups);
+  for (const auto& w : weights) {
+    first.push_back(first.back() + (w.n + kBlock - 1) / kBlock);
   }
   on_team([&](Fence&) {
     static thread_local Buffer buffer;
-    float* results = buffer.at_least(x.rows * kBlock + 2 * groups);
-    float* scratch = results + x.rows * kBlock;
+    float* results = buffer.at_least(x.rows * kBlock);
     size_t i = 0;
 #pragma omp for schedule(static) nowait
     for (int64_t b = 0; b < first.back(); ++b) {
@@ -181,18 +169,15 @@ bool multiply_rows(std::span<const WeightRows> weights, const ConstMatrix& x, st
         ++i;
       }
       const int64_t begin = (b - first[i]) * kBlock;
-      multiply_block(
-          weights[i], inputs[i], x.rows, begin, std::min(begin + kBlock, weights[i].n), y[i], results, scratch);
+      multiply_block(weights[i], inputs[i], x.rows, begin, std::min(begin + kBlock, weights[i].n), y[i], results);
     }
   });
   return true;
 }
 
 void unpack_rows(const WeightRows& w, int64_t begin, int64_t end, float* out) {
-  const int64_t groups = w.bits != 0 ? table().arranged(w.bits, w.group, w.k).groups : 0;
   constexpr int64_t block = 8;
   on_team_for((end - begin + block - 1) / block, [&](int64_t b) {
-    static thread_local Buffer buffer;
     const int64_t from = begin + b * block, to = std::min(from + block, end);
     if (w.bits == 0) {
       for (int64_t r = from; r < to; ++r) {
@@ -201,7 +186,7 @@ void unpack_rows(const WeightRows& w, int64_t begin, int64_t end, float* out) {
       }
       return;
     }
-    for_rows(w, from, to, buffer.at_least(2 * groups), table().unpack, [&](WeightTask& t, int64_t row) {
+    for_rows(w, from, to, table().unpack, [&](WeightTask& t, int64_t row) {
       t.y = out + (row - begin) * w.k;
       t.y_stride = w.k;
     });

@@ -46,7 +46,7 @@ static inline vf from_bfloat(const uint16_t* p) {
 }
 
 template <Number kNumber>
-static inline vf number(const uint8_t* p, int64_t i) {
+static inline vf numbers(const uint8_t* p, int64_t i) {
   if constexpr (kNumber == Number::f32) {
     return load((const float*)p + i);
   } else {
@@ -54,16 +54,10 @@ static inline vf number(const uint8_t* p, int64_t i) {
     return kNumber == Number::f16 ? from_half(at) : from_bfloat(at);
   }
 }
-
-/// n numbers and a vector of zeros. Reads a vector past n.
-static inline void widen(const uint8_t* from, Number type, float* to, int64_t n) {
-  for (int64_t i = 0; i < n; i += kLanes) {
-    const vf v = type == Number::f32   ? number<Number::f32>(from, i)
-                 : type == Number::f16 ? number<Number::f16>(from, i)
-                                       : number<Number::bf16>(from, i);
-    store(to + i, v);
-  }
-  store(to + n, vf{});
+static inline vf numbers(Number type, const uint8_t* p, int64_t i) {
+  return type == Number::f32   ? numbers<Number::f32>(p, i)
+         : type == Number::f16 ? numbers<Number::f16>(p, i)
+                               : numbers<Number::bf16>(p, i);
 }
 
 /// Codes are read in chunks of kSteps vectors. Where a 32-bit word holds whole codes, a chunk is kLanes words and a
@@ -164,54 +158,84 @@ template <int kBits>
 struct Format {
   Places<kBits> places[2]{Places<kBits>(0), Places<kBits>(4)};
   int group_log2;
-  vi group_of_lane{}; ///< of a chunk's words, counted from the first one's
+  int64_t groups;
+  vi group_of_lane{}, last_group_of_lane{}; ///< of a chunk's words, counted from the first's; in a row's last chunk
+  vi last_biases{};                         ///< which of a row's last vector of biases are its own
 
-  explicit Format(int group) : group_log2(__builtin_ctz(group)) {
-    for (int lane = 0; kByWord<kBits> && lane < kLanes; ++lane) {
-      group_of_lane[lane] = lane * kSteps<kBits> >> group_log2;
+  explicit Format(const WeightTask& t) : group_log2(__builtin_ctz(t.group)), groups(t.k >> group_log2) {
+    const int64_t last = groups - 1 - ((t.k - 1) / kChunk<kBits> * kChunk<kBits> >> group_log2);
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const int group = kByWord<kBits> ? lane * kSteps<kBits> >> group_log2 : 0;
+      group_of_lane[lane] = group;
+      last_group_of_lane[lane] = group < last ? group : (int)last;
+      last_biases[lane] = lane <= (groups - 1) % kLanes ? -1 : 0;
     }
   }
 };
 
-/// A row's products with kRows rows of x.
+/// Sums of kRows rows of x over a chunk that begins at column i, without scale and bias.
+template <int kBits, int kRows>
+static inline void dot_chunk(
+    const WeightTask& t,
+    const Format<kBits>& format,
+    const uint8_t* codes,
+    const float* x,
+    int64_t i,
+    vi group_of_lane,
+    const uint8_t* scales,
+    vf (&total)[kRows]) {
+  vi words{};
+  if constexpr (kByWord<kBits>) {
+    __builtin_memcpy(&words, codes + i * kBits / 8, sizeof(words));
+  }
+  vf part[kRows] = {};
+#pragma GCC unroll 16
+  for (int j = 0; j < kSteps<kBits>; ++j) {
+    vf q;
+    if constexpr (kByWord<kBits>) {
+      q = codes_by_word<kBits>(words, j);
+    } else {
+      q = codes_in_order<kBits>(codes, i + j * kLanes, format.places);
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      part[r] += q * load(x + r * t.x_stride + i + j * kLanes);
+    }
+  }
+  vf scale = numbers(t.number, scales, i >> format.group_log2);
+  if constexpr (kByWord<kBits>) {
+    scale = __builtin_shuffle(scale, group_of_lane);
+  } else {
+    scale = all(scale[0]);
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) {
+    total[r] += scale * part[r];
+  }
+}
+
+/// A row's products with kRows rows of x. What lies behind the row is multiplied by the zeros behind x.
 template <int kBits, int kRows>
 static inline void dot_row(
     const WeightTask& t, const Format<kBits>& format, int64_t row, const float* x, const float* sums, float* y) {
   const uint8_t* codes = t.data + row * t.stride;
-  const int64_t groups = t.k >> format.group_log2;
-  const float* biases = t.scratch + groups + 2 * kLanes;
+  const uint8_t* scales = t.scales + row * t.scale_stride;
+  const uint8_t* biases = t.biases + row * t.scale_stride;
   vf total[kRows] = {};
-  for (int64_t g = 0; g < groups; g += kLanes) {
-    const vf b = load(biases + g);
+  for (int64_t g = 0; g < format.groups; g += kLanes) {
+    vf b = numbers(t.number, biases, g);
+    if (g + kLanes > format.groups) {
+      b = floats(bits(b) & format.last_biases);
+    }
     for (int r = 0; r < kRows; ++r) {
       total[r] += b * load(sums + r * t.sums_stride + g);
     }
   }
-  for (int64_t i = 0; i < t.k; i += kChunk<kBits>) {
-    vi words{};
-    if constexpr (kByWord<kBits>) {
-      __builtin_memcpy(&words, codes + i * kBits / 8, sizeof(words));
-    }
-    vf part[kRows] = {};
-#pragma GCC unroll 16
-    for (int j = 0; j < kSteps<kBits>; ++j) {
-      vf q;
-      if constexpr (kByWord<kBits>) {
-        q = codes_by_word<kBits>(words, j);
-      } else {
-        q = codes_in_order<kBits>(codes, i + j * kLanes, format.places);
-      }
-#pragma GCC unroll 4
-      for (int r = 0; r < kRows; ++r) {
-        part[r] += q * load(x + r * t.x_stride + i + j * kLanes);
-      }
-    }
-    const vf scale = __builtin_shuffle(load(t.scratch + (i >> format.group_log2)), format.group_of_lane);
-#pragma GCC unroll 4
-    for (int r = 0; r < kRows; ++r) {
-      total[r] += scale * part[r];
-    }
+  int64_t i = 0;
+  for (; i + kChunk<kBits> < t.k; i += kChunk<kBits>) {
+    dot_chunk<kBits, kRows>(t, format, codes, x, i, format.group_of_lane, scales, total);
   }
+  dot_chunk<kBits, kRows>(t, format, codes, x, i, format.last_group_of_lane, scales, total);
   for (int r = 0; r < kRows; ++r) {
     y[r * t.y_stride + row] = sum(total[r]);
   }
@@ -223,7 +247,7 @@ static inline void dot_dense_row(const WeightTask& t, int64_t row, const float* 
   const int64_t whole = t.k / kLanes * kLanes;
   vf total[kRows] = {};
   for (int64_t i = 0; i < whole; i += kLanes) {
-    const vf v = number<kNumber>(w, i);
+    const vf v = numbers<kNumber>(w, i);
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
       total[r] += v * load(x + r * t.x_stride + i);
@@ -233,7 +257,7 @@ static inline void dot_dense_row(const WeightTask& t, int64_t row, const float* 
     constexpr int size = kNumber == Number::f32 ? 4 : 2;
     uint8_t rest[kLanes * size] = {};
     __builtin_memcpy(rest, w + whole * size, (t.k - whole) * size);
-    const vf v = number<kNumber>(rest, 0);
+    const vf v = numbers<kNumber>(rest, 0);
     for (int r = 0; r < kRows; ++r) {
       total[r] += v * load(x + r * t.x_stride + whole);
     }
@@ -265,11 +289,8 @@ static inline void by_rows_of_x(int64_t m, const F& f) {
 
 template <int kBits>
 static void dot_packed(const WeightTask& t) {
-  const Format<kBits> format(t.group);
-  const int64_t groups = t.k >> format.group_log2;
+  const Format<kBits> format(t);
   for (int64_t row = 0; row < t.rows; ++row) {
-    widen(t.scales + row * t.scale_stride, t.number, t.scratch, groups);
-    widen(t.biases + row * t.scale_stride, t.number, t.scratch + groups + 2 * kLanes, groups);
     by_rows_of_x(t.m, [&](auto rows, int64_t i) {
       dot_row<kBits, decltype(rows)::count>(
           t, format, row, t.x + i * t.x_stride, t.sums + i * t.sums_stride, t.y + i * t.y_stride);
@@ -288,17 +309,17 @@ static void dot_dense(const WeightTask& t) {
 
 template <int kBits>
 static void unpack_rows(const WeightTask& t) {
-  const Format<kBits> format(t.group);
-  const int64_t groups = t.k >> format.group_log2;
-  const float *scales = t.scratch, *biases = t.scratch + groups + 2 * kLanes;
+  const Format<kBits> format(t);
   for (int64_t row = 0; row < t.rows; ++row) {
-    widen(t.scales + row * t.scale_stride, t.number, t.scratch, groups);
-    widen(t.biases + row * t.scale_stride, t.number, t.scratch + groups + 2 * kLanes, groups);
     const uint8_t* codes = t.data + row * t.stride;
-    for (int64_t g = 0; g < groups; ++g) {
-      const vf scale = all(scales[g]), bias = all(biases[g]);
-      for (int64_t i = g * t.group; i < (g + 1) * t.group; i += kLanes) {
-        store(t.y + row * t.y_stride + i, codes_in_order<kBits>(codes, i, format.places) * scale + bias);
+    for (int64_t first = 0; first < format.groups; first += kLanes) {
+      const vf scales = numbers(t.number, t.scales + row * t.scale_stride, first);
+      const vf biases = numbers(t.number, t.biases + row * t.scale_stride, first);
+      for (int64_t g = first; g < format.groups && g < first + kLanes; ++g) {
+        const vf scale = all(scales[g - first]), bias = all(biases[g - first]);
+        for (int64_t i = g * t.group; i < (g + 1) * t.group; i += kLanes) {
+          store(t.y + row * t.y_stride + i, codes_in_order<kBits>(codes, i, format.places) * scale + bias);
+        }
       }
     }
   }

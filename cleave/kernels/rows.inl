@@ -113,14 +113,18 @@ static bool split(const float* x, uint16_t* high, uint16_t* low, int64_t n) {
 
 /// Codes of a row by its largest magnitude; returns the scale. A row that is not finite has the scale NaN.
 static float quantize(const float* x, int8_t* codes, int64_t n) {
-  float top = 0, check = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    const float a = __builtin_fabsf(x[i]);
-    top = a > top ? a : top;
-    check += x[i] * 0.0f;
+  const int64_t whole = n / kLanes * kLanes;
+  vf tops{}, checks{}; // checks: 0 while all are finite, else NaN
+  for (int64_t i = 0; i < whole; i += kLanes) {
+    const vf v = load(x + i);
+    tops = max(tops, floats(bits(v) & 0x7fffffff));
+    checks += v * all(0.0f);
   }
+  const vf rest = load_part(x + whole, n - whole, 0);
+  const float top = largest(max(tops, floats(bits(rest) & 0x7fffffff)));
+  const float check = sum(checks + rest * all(0.0f));
   const float inverse = top > 0 ? 127.0f / top : 0.0f;
-  for (int64_t i = 0; i < n; ++i) {
+  for (int64_t i = 0; i < n; ++i) { // gcc narrows plain loops well, __builtin_convertvector element by element
     const float v = x[i] * inverse + 12582912.0f; // rounds to an integer in the low bits, see exp2
     int32_t w;
     __builtin_memcpy(&w, &v, 4);

@@ -50,7 +50,6 @@ struct WeightTask {
   int64_t m, x_stride, sums_stride;
   float* y; ///< dot: y[i * y_stride + row]; unpack: y[row * y_stride + column]
   int64_t y_stride;
-  float* scratch; ///< 2 * arranged(...).groups
 };
 
 /// How many floats a row of x takes for weights of a format, and how many its sums.
@@ -84,7 +83,9 @@ struct Table {
   void (*unpack)(const WeightTask& task); ///< packed only: y = W
 };
 
-/// The best of the targets that this processor runs.
+/// The targets that this processor runs, the best first and null behind the last.
+const Table* const* tables();
+/// The best of them.
 const Table& table();
 
 } // namespace cleave::kernels

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <set>
 
-#include "cleave/models/fields.inl"
+#include "cleave/models/shape.inl"
 
 namespace cleave {
 
@@ -130,17 +130,11 @@ void refuse_windows(const Fields& f) {
   }
 }
 
-void read_shape(const Fields& f, ModelConfig& c) {
-  c.hidden = f.integer("hidden_size", 1, most_hidden);
-  c.layers = f.integer("num_hidden_layers", 1, most_layers);
-  c.intermediate = f.integer("intermediate_size", 1, most_intermediate);
-  c.heads = f.integer("num_attention_heads", 1, most_heads);
-  c.kv_heads = f.integer("num_key_value_heads", 1, c.heads, c.heads);
+void read_plain_shape(const Fields& f, ModelConfig& c) {
+  const ShapeNames names{"hidden_size",         "num_hidden_layers",   "intermediate_size",
+                         "num_attention_heads", "num_key_value_heads", "rms_norm_eps"};
+  read_shape(f, names, c);
   c.vocab = f.integer("vocab_size", 1, most_vocab);
-  c.norm_eps = static_cast<float>(f.number("rms_norm_eps", 0));
-  if (c.heads % c.kv_heads) {
-    f.refuse_field("num_key_value_heads", "a divisor of " + std::to_string(c.heads) + " heads");
-  }
   if (f.find("head_dim") && c.model_type != "qwen2") {
     c.head_dim = f.integer("head_dim", 2, most_head_dim);
   } else if (c.model_type.starts_with("qwen3")) {
@@ -155,7 +149,6 @@ void read_shape(const Fields& f, ModelConfig& c) {
             f.where(),
         "heads of an even size");
   }
-  c.windowed.assign(c.layers, false);
   const auto act = f.text("hidden_act", "silu");
   if (act != "silu" && act != "swish") {
     f.refuse_field("hidden_act", "silu");
@@ -219,7 +212,7 @@ ModelConfig from_json(const Json& root_json, const std::string& source) {
   }
   auto text = c.model_type == "qwen3_vl" ? root.object("text_config") : std::nullopt;
   const Fields f = text ? *text : root;
-  read_shape(f, c);
+  read_plain_shape(f, c);
   const bool llama = c.model_type == "llama" || c.model_type == "mistral";
   c.context = f.integer(
       "max_position_embeddings", 1, most_positions,

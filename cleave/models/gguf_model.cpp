@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cleave/models/gguf_file.inl"
+#include "cleave/models/shape.inl"
 
 namespace cleave {
 
@@ -92,14 +93,10 @@ ModelConfig read_gguf_config(const GgufFile& file) {
     f.refuse_field("general.architecture", "llama, qwen2 or qwen3");
   }
   const auto arch = c.model_type + ".";
-  c.hidden = f.integer(arch + "embedding_length", 1, most_hidden);
-  c.layers = f.integer(arch + "block_count", 1, most_layers);
-  c.intermediate = f.integer(arch + "feed_forward_length", 1, most_intermediate);
-  c.heads = f.integer(arch + "attention.head_count", 1, most_heads);
-  c.kv_heads = f.integer(arch + "attention.head_count_kv", 1, c.heads, c.heads);
-  if (c.heads % c.kv_heads) {
-    f.refuse_field(arch + "attention.head_count_kv", "a divisor of " + std::to_string(c.heads) + " heads");
-  }
+  const ShapeNames names{arch + "embedding_length",        arch + "block_count",
+                         arch + "feed_forward_length",     arch + "attention.head_count",
+                         arch + "attention.head_count_kv", arch + "attention.layer_norm_rms_epsilon"};
+  read_shape(f, names, c);
   c.head_dim = f.integer(arch + "attention.key_length", 2, most_head_dim, c.hidden / c.heads);
   const int value_dim = f.integer(arch + "attention.value_length", 2, most_head_dim, c.head_dim);
   if (c.head_dim < 2 || c.head_dim % 2 || value_dim != c.head_dim) {
@@ -108,7 +105,6 @@ ModelConfig read_gguf_config(const GgufFile& file) {
         "heads of " + std::to_string(c.head_dim) + " and values of " + std::to_string(value_dim) + " in " + c.source,
         "an even size, the same for both");
   }
-  c.norm_eps = static_cast<float>(f.number(arch + "attention.layer_norm_rms_epsilon", 0));
   c.context = c.trained_context = f.integer(arch + "context_length", 1, most_positions);
   const auto* tokens = f.find("tokenizer.ggml.tokens");
   const int listed = tokens && tokens->is_array() ? static_cast<int>(tokens->size()) : 0;
@@ -117,7 +113,6 @@ ModelConfig read_gguf_config(const GgufFile& file) {
   c.o_bias = file.tensors.count("blk.0.attn_output.bias");
   c.qk_norm = c.model_type == "qwen3";
   c.tied = !file.tensors.count("output.weight");
-  c.windowed.assign(c.layers, false);
   read_rope(file, f, arch, c);
   read_tokens(f, c);
   return c;

@@ -27,6 +27,13 @@ Site::Site(const SiteOptions& options, SiteReport report)
   stats_->unprobed = options_.precision != Precision::exact;
 }
 
+void Site::set_min_rows(int rows) {
+  if (rows < 0) {
+    throw std::invalid_argument("[site] got min_rows " + std::to_string(rows) + " and needs at least 0");
+  }
+  options_.min_rows = rows;
+}
+
 std::vector<mx::array> Site::operator()(const mx::array& x) const {
   if (engages(x)) {
     return split(x);

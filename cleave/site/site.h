@@ -36,7 +36,7 @@ struct SiteReport {
   bool splits;                       ///< whether any partner has rows
 };
 
-/// A place in a model where work is split. Immutable after construction, callable from any thread. A call builds lazy
+/// A place in a model where work is split. Immutable but for set_min_rows, callable from any thread. A call builds lazy
 /// graph nodes only.
 class Site {
  public:
@@ -48,6 +48,8 @@ class Site {
   std::vector<mx::array> operator()(const mx::array& x) const;
   /// Whether a call with x is split: enough rows, a dtype the programs accept, no unit switched off.
   bool engages(const mx::array& x) const;
+  /// Calls with fewer tokens run the original ops from now on. Not while another thread calls the site.
+  void set_min_rows(int rows);
   /// The unsplit ops on main.
   virtual std::vector<mx::array> original(const mx::array& x) const = 0;
 

@@ -126,6 +126,7 @@ NB_MODULE(_core, m) {
       .def("__call__", &Site::operator(), "x"_a, "The original outputs for x [..., k], split when engages(x).")
       .def("engages", &Site::engages, "x"_a, "Whether a call with x would be split.")
       .def("original", &Site::original, "x"_a)
+      .def("set_min_rows", &Site::set_min_rows, "rows"_a)
       .def("count_original", &Site::count_original)
       .def("report", [](const Site& s) { return to_dict(s.report()); })
       .def_prop_ro("splits", [](const Site& s) { return s.report().splits; })

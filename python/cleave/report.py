@@ -179,6 +179,7 @@ class Report:
             "memory": self.memory,
             "load_seconds": self.load_seconds,
             "main_rows_max_difference": self.main_rows_max_difference,
+            "fast_ops": self.fast_ops,
             "failures": {n: list(f) for n, f in self.failures.items()},
         }
 

@@ -94,9 +94,9 @@ def main(args) -> int:
     tokenizer, ids = (None, args.ids) if args.ids is not None else _prompt(args)
     runner = Runner(args.model, args.units, args.shares, args.tile, args.min_rows, args.precision)
     if args.ids is not None:
-        tokenizer = _optional_tokenizer(args.model, runner.config.vocab)
+        tokenizer = _optional_tokenizer(args.model)
     else:
-        tokenizer.check_vocabulary(runner.config.vocab)
+        tokenizer.check_ids(ids, runner.config.vocab)
     bar = tqdm(
         total=len(ids),
         unit=" tokens",
@@ -137,12 +137,10 @@ def _prompt(args) -> tuple:
     return tokenizer, tokenizer.chat([*messages, {"role": "user", "content": text}])
 
 
-def _optional_tokenizer(model: str, vocab: int) -> Tokenizer | None:
+def _optional_tokenizer(model: str) -> Tokenizer | None:
     """What shows the answer to ids as text, or None after saying why there is none."""
     try:
-        tokenizer = load_tokenizer(model)
-        tokenizer.check_vocabulary(vocab)
-        return tokenizer
+        return load_tokenizer(model)
     except ValueError as e:
         print(f"cleave: {e}", file=sys.stderr)
         return None

@@ -44,19 +44,20 @@ class Runner:
                 )
         begin = time.perf_counter()
         team = Team("Runner", units, shares, tile, precision)
-        path = str(path)
-        if min_rows is not None or mx.default_device() != mx.cpu:
-            self._load(path, team, MIN_ROWS if min_rows is None else min_rows)
-        elif not self._load(path, team, 1, measure=True):
-            self._load(path, team, MIN_ROWS)
+        decide = min_rows is None and mx.default_device() == mx.cpu
+        least = min_rows if min_rows is not None else 1 if decide else MIN_ROWS
+        faster = self._load(str(path), team, least, measure=decide)
+        if decide and not faster:
+            self.report.min_rows = MIN_ROWS
+            for site in self._decoder.sites:
+                site.set_min_rows(MIN_ROWS)
         if precision != "exact":
             self._measure_errors()
         self.report.load_seconds = time.perf_counter() - begin
 
-    def _load(self, path: str, team: Team, min_rows: int, measure: bool = False) -> bool:
+    def _load(self, path: str, team: Team, min_rows: int, measure: bool) -> bool:
         """Sets decoder and report; whether units win at one token too, as far as measured."""
         kept_on_main, one_token_of, seconds = {}, {}, [0.0, 0.0]
-        self._decoder = None  # an earlier one and what the partners hold of it
 
         def choose(site, weight):
             try:

@@ -17,14 +17,15 @@ class Tokenizer:
         where they are from, for messages."""
         self._library, self._settings, self._source = library, settings, source
 
-    def check_vocabulary(self, vocab: int) -> None:
-        """Raises ValueError when a token's id is none of a model with ``vocab`` tokens."""
-        highest = max(self._library.get_vocab().values(), default=-1)
-        if highest >= vocab:
-            raise ValueError(
-                f"[tokenizer] got ids up to {highest} in {self._source} and needs ids below the "
-                f"model's vocabulary of {vocab}"
-            )
+    def check_ids(self, ids: list, vocab: int) -> None:
+        """Raises ValueError for an id that is none of a model with ``vocab`` tokens. Tokenizers may well
+        know more, such as spare tokens of a fine-tuned model, as long as no prompt has them."""
+        for i in ids:
+            if i >= vocab:
+                raise ValueError(
+                    f"[tokenizer] got {self._library.id_to_token(i)!r}, token {i} of {self._source}, and "
+                    f"needs ids below the model's vocabulary of {vocab}"
+                )
 
     def encode(self, text: str) -> list:
         """The ids of a text, with what the tokenizer puts around each. ValueError for text that is

@@ -3,10 +3,13 @@
 import importlib
 import importlib.util
 import json
+import shutil
 
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
+
+pytest.register_assert_rewrite("decoder_models")
 
 # Shapes small enough for mlx's CPU products; odd where the family allows it.
 BASE = {
@@ -149,3 +152,33 @@ def smollm2(tmp_path_factory):
     from cleave.import_gguf import import_gguf
 
     return import_gguf("smollm2", tmp_path_factory.mktemp("smollm2") / "model")
+
+
+@pytest.fixture(scope="session")
+def originals(tmp_path_factory):
+    from decoder_models import LLAMA, QWEN2, QWEN3, save
+
+    root = tmp_path_factory.mktemp("originals")
+    packed = {**LLAMA, "tie_word_embeddings": False}
+    return {
+        "llama": save(root / "llama", LLAMA),
+        "qwen2": save(root / "qwen2", QWEN2),
+        "qwen3": save(root / "qwen3", QWEN3),
+        "packed": save(root / "packed", packed, mx.float16, {"group_size": 32, "bits": 4}),
+        "shards": save(root / "shards", LLAMA, shards=2),
+    }
+
+
+@pytest.fixture
+def folder(originals, tmp_path):
+    """Function that gives a copy of a model to damage, with fields of its config changed."""
+
+    def copy(name="llama", **fields):
+        path = shutil.copytree(originals[name], tmp_path / "model")
+        if fields:
+            config = json.loads((path / "config.json").read_text()) | fields
+            config = {key: value for key, value in config.items() if value != "left out"}
+            (path / "config.json").write_text(json.dumps(config))
+        return path
+
+    return copy

@@ -142,12 +142,18 @@ def test_errors_of_files(run, tmp_path, model_folder):
     (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 4}))
     code, _, err = run("--prompt", "abcde", model=folder)
     assert code == 1 and "5 tokens" in err and "context of 4" in err
-    tokenizer = (folder / "tokenizer.json").read_text()
-    (folder / "tokenizer.json").write_text(
-        tokenizer.replace('"a":97', '"a":300').replace('"a": 97', '"a": 300')
-    )
-    code, _, err = run("--prompt", "b", model=folder)
-    assert code == 1 and "ids up to 300" in err and "vocabulary of 300" in err
+
+
+def test_spare_tokens_are_refused_where_a_prompt_has_them(run, tmp_path, model_folder):
+    folder = shutil.copytree(model_folder, tmp_path / "m")
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"]["a"] = 300
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    expected = run("--prompt", "b", "-n", 4)[:2]
+    assert run("--prompt", "b", "-n", 4, model=folder)[:2] == expected
+    code, out, err = run("--prompt", "ba", model=folder)
+    assert code == 1 and out == "" and err.count("\n") == 1
+    assert "'a', token 300 of" in err and "vocabulary of 300" in err
 
 
 @pytest.mark.parametrize(

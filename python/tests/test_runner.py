@@ -67,12 +67,14 @@ def test_sampled_tokens_are_those_of_mlx_lm(sampling, model_folder):
 
 
 def test_logits_and_report_are_those_of_the_patched_model(tmp_path):
+    """With one unit: several have the runner's attention as sites of their own."""
+    options = {**SPLIT, "shares": [0, 1]}
     folder = save(tmp_path / "model", "llama")
     ids = tokens(200)
     model, _ = load_model(folder)
     expected = model(ids)
-    report = cleave.patch_model(model, **SPLIT)
-    runner = cleave.Runner(folder, **SPLIT)
+    report = cleave.patch_model(model, **options)
+    runner = cleave.Runner(folder, **options)
     logits = runner.logits(ids[0])
     assert logits.shape == (1, 200, BASE["vocab_size"]) and close(logits, expected)
     mx.eval(model(ids))
@@ -103,13 +105,21 @@ def test_what_main_keeps_is_reported_with_its_reason(tmp_path):
 
 @pytest.mark.skipif(mx.default_device() != mx.cpu, reason="of a main on the CPU")
 def test_one_token_goes_where_it_is_quicker(model_folder, monkeypatch):
-    """min_rows is measured: 1 where main loses at one token too."""
+    """min_rows is measured: 1 where main loses at one token too. The model is loaded once either way."""
+    loads = []
+    load = cleave._core.load_decoder
+    monkeypatch.setattr(
+        "cleave.runner._core.load_decoder", lambda *a, **k: loads.append(a) or load(*a, **k)
+    )
     for times, expected in (((2.0, 1.0), 1), ((1.0, 1.0), 192)):
         monkeypatch.setattr("cleave.runner.one_token", lambda weight, shares, precision: times)
         runner = cleave.Runner(model_folder, units="main,cpu", shares=[0.0, 1.0])
         assert runner.report.min_rows == expected
         list(runner.generate([40, 41, 42], 2))
         assert bool(runner.report.engaged) == (expected == 1)
+        runner.logits([40] * 192)
+        assert runner.report.engaged == len(runner.report.sites)
+    assert len(loads) == 2
 
 
 def test_a_unit_that_fails_costs_no_answer(model_folder):

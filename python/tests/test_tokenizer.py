@@ -68,10 +68,11 @@ def test_a_character_cut_off_at_the_end_is_shown_as_such(tokenizer):
     assert stream.add(ids[0]) == "" and stream.end() == "\ufffd"
 
 
-def test_vocabulary_mismatch(tokenizer):
-    tokenizer.check_vocabulary(49152)
-    with pytest.raises(ValueError, match="ids up to 49151 .* vocabulary of 49151"):
-        tokenizer.check_vocabulary(49151)
+def test_a_token_that_the_model_does_not_know(tokenizer):
+    ids = tokenizer.encode("The ocean")
+    tokenizer.check_ids(ids, max(ids) + 1)
+    with pytest.raises(ValueError, match=f"'The', token {ids[0]} of .* vocabulary of {ids[0]}$"):
+        tokenizer.check_ids(ids[:1], ids[0])
 
 
 def with_settings(model_folder, tmp_path, **settings):
