@@ -63,9 +63,8 @@ void turn(const AttentionSpec& s, const std::optional<mx::array>& norm, int posi
     return;
   }
   const auto& r = *s.rope;
-  const auto freqs = r.freqs ? to_doubles(*r.freqs) : Doubles{};
   for (int i = 0; i < r.dims / 2; ++i) {
-    const double angle = position * r.scale / (r.freqs ? freqs[i] : std::pow(*r.base, 2.0 * i / r.dims));
+    const double angle = position * r.scale / (!r.base ? r.freqs[i] : std::pow(*r.base, 2.0 * i / r.dims));
     double& a = head[r.traditional ? 2 * i : i];
     double& b = head[r.traditional ? 2 * i + 1 : i + r.dims / 2];
     const double turned = r.amplitude * (a * std::cos(angle) - b * std::sin(angle));
@@ -253,7 +252,7 @@ TEST(Attention, RopeByFrequenciesWithAmplitudeAndWithoutRope) {
   Random random(32);
   const Sizes s{16, 2, 2, 8, 16};
   auto spec = make_spec(s);
-  spec.rope = RopeSpec{6, false, std::nullopt, 0.5f, mx::array({1.0f, 7.0f, 90.0f}), 1.3f};
+  spec.rope = RopeSpec{6, false, std::nullopt, 0.5f, {1.0f, 7.0f, 90.0f}, 1.3f};
   for (int round = 0; round < 2; ++round) {
     Case c{
         make_weights(random, {}, s, false), spec, normal(random, {1, 9, s.k}),
