@@ -63,9 +63,8 @@ void turn(const AttentionSpec& s, const std::optional<mx::array>& norm, int posi
     return;
   }
   const auto& r = *s.rope;
-  const auto freqs = r.freqs ? to_doubles(*r.freqs) : Doubles{};
   for (int i = 0; i < r.dims / 2; ++i) {
-    const double angle = position * r.scale / (r.freqs ? freqs[i] : std::pow(*r.base, 2.0 * i / r.dims));
+    const double angle = position * r.scale / (!r.base ? r.freqs[i] : std::pow(*r.base, 2.0 * i / r.dims));
     double& a = head[r.traditional ? 2 * i : i];
     double& b = head[r.traditional ? 2 * i + 1 : i + r.dims / 2];
     const double turned = r.amplitude * (a * std::cos(angle) - b * std::sin(angle));
@@ -253,7 +252,7 @@ TEST(Attention, RopeByFrequenciesWithAmplitudeAndWithoutRope) {
   Random random(32);
   const Sizes s{16, 2, 2, 8, 16};
   auto spec = make_spec(s);
-  spec.rope = RopeSpec{6, false, std::nullopt, 0.5f, mx::array({1.0f, 7.0f, 90.0f}), 1.3f};
+  spec.rope = RopeSpec{6, false, std::nullopt, 0.5f, {1.0f, 7.0f, 90.0f}, 1.3f};
   for (int round = 0; round < 2; ++round) {
     Case c{
         make_weights(random, {}, s, false), spec, normal(random, {1, 9, s.k}),
@@ -295,6 +294,25 @@ TEST(Attention, PackedOutputIsCutAtItsGroups) {
   Attention site(weights, make_spec(s), shares_of({"main", "reference"}, {0.3, 0.7}), {.min_rows = 1});
   EXPECT_EQ(rows_of(site), (std::vector<int>{4, 4}));
   expect_as_good(site, {weights, make_spec(s), normal(random, {1, 5, 64}, mx::float16), {}});
+}
+
+TEST(Attention, CutsWellWhereSharesAreNearWholeHeads) {
+  Random random(38);
+  auto well = [&](int kv_heads, const Format& format, const std::vector<double>& shares) {
+    const Sizes s{64, kv_heads, kv_heads, 80, 8};
+    std::vector<UnitShare> all;
+    for (size_t i = 0; i < shares.size(); ++i) {
+      all.push_back({i == 0 ? nullptr : std::make_shared<ProbeUnit>(), shares[i]});
+    }
+    return Attention::cuts_well(make_weight(random, format, 8, kv_heads * 80), make_spec(s), all);
+  };
+  const Format packed{mx::float32, "affine", 4, 64}; // cut at every fourth head
+  EXPECT_TRUE(well(4, {}, {0.5, 0.5}));
+  EXPECT_TRUE(well(8, {}, {0.47, 0.53}));
+  EXPECT_TRUE(well(8, packed, {0.5, 0, 0.5}));
+  EXPECT_FALSE(well(4, packed, {0.5, 0.5}));
+  EXPECT_FALSE(well(3, {}, {0.5, 0.5}));
+  EXPECT_FALSE(well(4, {}, {0, 1})) << "a unit alone needs no cut";
 }
 
 TEST(Attention, ACallThatAUnitFailsIsFinishedByTheReference) {

@@ -1,6 +1,5 @@
 #include "cleave/models/decoder.h"
 
-#include <algorithm>
 #include <cmath>
 #include <tuple>
 
@@ -54,9 +53,7 @@ class SiteMaker {
   attention(const std::string& name, LayerWeights& w, const AttentionSpec& spec) const {
     const auto qkv = name + ".self_attn.q_proj+k_proj+v_proj", whole = name + ".self_attn";
     const auto shares = shares_for(qkv, w.qkv[0]);
-    const auto sharing = std::count_if(shares.begin(), shares.end(), [](const auto& s) { return s.share > 0; });
-    const bool possible = spec.rope && 2 * Attention::block(w.o, spec) <= spec.kv_heads;
-    if (possible && options_.attention.value_or(sharing > 1)) {
+    if (spec.rope && options_.attention.value_or(Attention::cuts_well(w.o, spec, shares))) {
       Attention::Weights weights{w.qkv[0], w.qkv[1], w.qkv[2], w.o};
       return {
           std::make_shared<Attention>(std::move(weights), spec, shares, options_for(whole, w.qkv[0])), nullptr,

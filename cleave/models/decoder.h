@@ -22,8 +22,8 @@ struct DecoderOptions {
   ShareChooser shares = {}; ///< none: main alone everywhere
   int tile = 512;           ///< tokens that the sites' programs are tuned for
   int min_rows = 192;       ///< calls with fewer tokens run the original ops
-  /// Whether a layer's q,k,v, attention and o are one site, where its shapes allow that; unset: where several units
-  /// have shares of them.
+  /// Whether a layer's q,k,v, attention and o are one site, unless its rope depends on the length; unset: where
+  /// Attention::cuts_well.
   std::optional<bool> attention = std::nullopt;
   Precision precision = Precision::exact;         ///< of the partners' products
   std::shared_ptr<MemoryBudget> budget = nullptr; ///< see SiteOptions

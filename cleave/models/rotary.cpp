@@ -68,24 +68,22 @@ RopeSpec rope_spec(const RopeConfig& c, int dims, int context) {
   if (c.type == "linear") {
     s.scale = static_cast<float>(1 / c.factor);
   } else if (c.type == "llama3") {
-    s.freqs = llama3(c, dims);
+    s.freqs = to_freqs(llama3(c, dims));
   } else if (c.type == "yarn") {
-    s.freqs = yarn(c, dims);
+    s.freqs = to_freqs(yarn(c, dims));
     s.amplitude = static_cast<float>(yarn_mscale(c.factor, c.mscale) / yarn_mscale(c.factor, c.mscale_all_dim));
   } else if (c.type == "proportional") {
-    s.freqs = proportional(c, dims);
+    s.freqs = to_freqs(proportional(c, dims));
   } else if (c.type == "longrope" || c.type == "factors") {
     const mx::array factors(c.long_factor.data(), {static_cast<int>(c.long_factor.size())}, mx::float32);
-    s.freqs = mx::multiply(factors, plain(c, dims, dims));
+    s.freqs = to_freqs(mx::multiply(factors, plain(c, dims, dims)));
   }
   if (c.type == "longrope") {
     const double factor = static_cast<double>(context ? context : 131072) / c.original_context;
     s.amplitude =
         factor <= 1 ? 1.0f : static_cast<float>(std::sqrt(1 + std::log(factor) / std::log(c.original_context)));
   }
-  if (s.freqs) {
-    mx::eval(*s.freqs);
-  } else {
+  if (s.freqs.empty()) {
     s.base = c.theta;
   }
   return s;

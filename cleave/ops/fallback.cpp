@@ -50,7 +50,11 @@ mx::array mlx_rope(const RopeSpec& r, const mx::array& x, int offset, mx::Stream
     const auto turned = mx::multiply(mx::slice(x, start, stop, s), factor, s);
     in = r.dims == x.shape(-1) ? turned : mx::slice_update(x, turned, start, stop, s);
   }
-  return mx::fast::rope(in, r.dims, r.traditional, r.base, r.scale, offset, r.freqs, s);
+  std::optional<mx::array> freqs;
+  if (!r.base) {
+    freqs.emplace(r.freqs.data(), mx::Shape{r.dims / 2}, mx::float32);
+  }
+  return mx::fast::rope(in, r.dims, r.traditional, r.base, r.scale, offset, freqs, s);
 }
 
 } // namespace cleave::ops

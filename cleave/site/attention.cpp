@@ -96,6 +96,21 @@ int Attention::block(const LinearWeight& o, const AttentionSpec& s) {
   return o.packed() ? o.group_size / std::gcd(o.group_size, columns) : 1;
 }
 
+bool Attention::cuts_well(const LinearWeight& o, const AttentionSpec& s, const std::vector<UnitShare>& shares) {
+  std::vector<double> fractions;
+  for (const auto& share : shares) {
+    if (share.share > 0) {
+      fractions.push_back(share.share);
+    }
+  }
+  const auto rows = cut_rows(s.kv_heads, fractions, block(o, s));
+  bool well = fractions.size() > 1;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    well = well && rows[i] <= 1.1 * fractions[i] * s.kv_heads;
+  }
+  return well;
+}
+
 std::vector<std::vector<int>> Attention::cut(const std::vector<double>& shares) const {
   std::vector<std::vector<int>> rows;
   for (int r : cut_rows(spec_.kv_heads, shares, std::lcm(options_.align, block(weights_.o, spec_)))) {

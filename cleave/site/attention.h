@@ -26,6 +26,10 @@ class Attention : public Site {
   /// reach over heads; all of them when no cut is possible.
   static int block(const LinearWeight& o, const AttentionSpec& spec);
 
+  /// Whether several units have shares, and heads can be cut so that none gets more than a tenth above its own: since
+  /// all wait for the slowest, a site that is cut worse costs more than its fewer handoffs save.
+  static bool cuts_well(const LinearWeight& o, const AttentionSpec& spec, const std::vector<UnitShare>& shares);
+
   /// x [B, S, k] at the positions after `past` (all heads, T of them) -> y [B, S, n] and the new keys (normed and
   /// turned) and values, [B, kv_heads, S, head_dim]. Split when engages(x), else by the original ops.
   std::vector<mx::array> operator()(const mx::array& x, const std::optional<CachedHeads>& past) const;

@@ -186,7 +186,7 @@ NB_MODULE(_core, m) {
           "__init__",
           [](ops::Rope* self, int dims, bool traditional, std::optional<float> base, float scale,
              const std::optional<mx::array>& freqs) {
-            new (self) ops::Rope({dims, traditional, base, scale, freqs});
+            new (self) ops::Rope({dims, traditional, base, scale, freqs ? to_freqs(*freqs) : std::vector<float>{}});
           },
           "dims"_a, "traditional"_a, "base"_a.none(), "scale"_a, "freqs"_a.none())
       .def(

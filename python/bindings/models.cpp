@@ -49,7 +49,8 @@ void bind_models(nb::module_& m) {
       "path"_a, "shares"_a = nb::none(), "tile"_a = 512, "min_rows"_a = 192, "attention"_a = nb::none(),
       "precision"_a = "exact", nb::call_guard<nb::gil_scoped_release>(),
       "Reads a model folder or .gguf file; shares(site, weight) gives each site's [(unit, share)], [] for main alone; "
-      "attention: whether attention with its projections is one site, None: where several units take part.");
+      "attention: whether attention with its projections is one site, None: where several units take part and heads "
+      "suit their shares.");
 
   m.def("check_ids", &check_ids, "ids"_a, "config"_a, "before"_a = 0);
   nb::class_<Session>(m, "Session")

@@ -39,6 +39,14 @@ def test_same_logits_as_mlx_lm(name, tmp_path):
     # Not the same as in one call where rope depends on the length.
     expected = read_in_parts(model, ids, parts)
     check_equal(session_in_parts(decoder, ids, parts), expected)
+    # The same split over two units: whole attention where rope and heads allow it.
+    units = [_core.make_unit(name) for name in ("reference", "cpu")]
+    split = _core.load_decoder(str(folder), lambda *_: [(u, 0.5) for u in units], 16, 1)
+    kinds = {site.report()["kind"] for site in split.sites}
+    even = config.get("text_config", config).get("num_key_value_heads", 4) % 2 == 0
+    assert ("attention" in kinds) == (even and "dynamic" not in name)
+    check_equal(session_in_parts(split, ids, parts), expected)
+    assert all(site.engaged and not site.rescued for site in split.sites)
 
 
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
