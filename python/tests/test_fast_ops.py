@@ -30,7 +30,15 @@ def calls(monkeypatch):
 
 
 @pytest.fixture
-def patched():
+def nobody_patched(monkeypatch):
+    """As in a new process: other tests may have dropped a model while it was patched."""
+    monkeypatch.setattr(fast_ops, "_users", 0)
+    for name, function in fast_ops._originals.items():
+        monkeypatch.setattr(mx.fast, name, function)
+
+
+@pytest.fixture
+def patched(nobody_patched):
     """Function that gives a patched model; it is unpatched in the end."""
     models = []
 
