@@ -200,7 +200,8 @@ def versions(results: list) -> str:
     ready = [c["ready"] for r in results for c in r["contenders"] if c["ready"]]
     torch = next((t.split(" ")[1] for t in ready if t.startswith("torch ")), None)
     onednn = next((t.split(" ")[1] for t in ready if t.startswith("oneDNN ")), None)
-    cpu = next((t.partition("cpu: ")[2] for t in ready if t.startswith("cleave ")), None)
+    cpu = next((t.partition("cpu: ")[2] for t in ready if t.startswith("cleave ")), "")
+    cpu = cpu.partition("; precision ")[0]
     parts = [
         f"cleave {cleave.__version__}" + (f" (cpu: {cpu})" if cpu else ""),
         f"mlx {mx.__version__}",

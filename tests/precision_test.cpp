@@ -123,6 +123,9 @@ INSTANTIATE_TEST_SUITE_P(
     });
 
 TEST(Precision, IsUsedWhereTheProcessorIsFasterInIt) {
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+  GTEST_SKIP() << "a sanitizer slows our part of a trial, not oneDNN's";
+#endif
   std::ifstream file("/proc/cpuinfo");
   const std::string flags((std::istreambuf_iterator<char>(file)), {});
   Random random(76);

@@ -22,19 +22,22 @@ def cleave(model: Model, min_rows: int | None) -> list:
     """min_rows: calls with fewer tokens run mlx's own ops; None: 1 for the native decoder, for the patched model the
     default of patch_model."""
 
-    def one(folder, how, form, peak, rows):
-        command = [sys.executable, HERE / "serve_cleave.py", folder, how]
+    def one(folder, how, form, peak, rows, precision="exact"):
+        command = [sys.executable, HERE / "serve_cleave.py", folder, how, precision]
         command += [] if rows is None else [rows]
         memory = model.gigabytes(4) + model.gigabytes(2)  # packed operands beside the model
-        return Contender(f"cleave {how} {form}", "cleave", peak, command, gigabytes=memory)
+        name = f"cleave {how} {form}" if precision == "exact" else f"cleave {precision} {form}"
+        return Contender(name, "cleave", peak, command, gigabytes=memory)
 
     rows = min_rows or 1
     all_ = [
         one(model.packed, "native", model.form, HALF[model.dtype], rows),
+        one(model.packed, "native", model.form, HALF["bfloat16"], rows, "bf16"),
+        one(model.packed, "native", model.form, ("s8",), rows, "int8"),
         one(model.packed, "patched", model.form, HALF[model.dtype], min_rows),
     ]
     if min_rows is None:
-        all_[1].decode = STOCK_DECODE
+        all_[-1].decode = STOCK_DECODE
     if model.dense != model.packed:
         all_.append(one(model.dense, "native", "fp32", HALF["float32"], rows))
     return all_

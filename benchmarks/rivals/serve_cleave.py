@@ -1,6 +1,6 @@
 """cleave: its native decoder, or mlx_lm's model after patch_model.
 
-serve_cleave.py FOLDER native|patched [MIN_ROWS]
+serve_cleave.py FOLDER native|patched exact|bf16|int8 [MIN_ROWS]
 """
 
 import sys
@@ -10,11 +10,11 @@ from serve import serve, timed, token_ids
 from serve_mlx import handlers_of
 
 
-def native(folder, min_rows):
+def native(folder, precision, min_rows):
     from cleave import Runner
     from cleave._load import _core
 
-    runner = Runner(folder, units="cpu", shares=[1.0], min_rows=min_rows)
+    runner = Runner(folder, units="cpu", shares=[1.0], min_rows=min_rows, precision=precision)
 
     def prefill(tokens):
         ids = token_ids(tokens, runner.config.vocab)
@@ -25,10 +25,10 @@ def native(folder, min_rows):
         session.feed([1], tokens + 1)
         return timed(lambda: [session.next() for _ in range(tokens)])
 
-    return {"prefill": prefill, "decode": decode}
+    return runner.report.precision_line, {"prefill": prefill, "decode": decode}
 
 
-def patched(folder, min_rows):
+def patched(folder, precision, min_rows):
     from pathlib import Path
 
     from mlx_lm.utils import load_model
@@ -36,20 +36,21 @@ def patched(folder, min_rows):
     import cleave
 
     model, config = load_model(Path(folder))
-    cleave.patch_model(model, units="cpu", min_rows=min_rows)
-    return handlers_of(model, config["vocab_size"])
+    cleave.patch_model(model, units="cpu", min_rows=min_rows, precision=precision)
+    return "", handlers_of(model, config["vocab_size"])
 
 
 def load():
     import cleave
     from cleave.patch import MIN_ROWS
 
-    folder, how = sys.argv[1:3]
-    min_rows = int(sys.argv[3]) if len(sys.argv) > 3 else MIN_ROWS
-    handlers = {"native": native, "patched": patched}[how](folder, min_rows)
+    folder, how, precision = sys.argv[1:4]
+    min_rows = int(sys.argv[4]) if len(sys.argv) > 4 else MIN_ROWS
+    note, handlers = {"native": native, "patched": patched}[how](folder, precision, min_rows)
     unit = next(a.text for a in cleave.available_units() if a.name == "cpu")
     handlers["profile"] = lambda tokens: {"profile": profile(folder, handlers["prefill"], tokens)}
-    return f"cleave {cleave.__version__} {how}, min_rows {min_rows}; cpu: {unit}", handlers
+    ready = f"cleave {cleave.__version__} {how}, min_rows {min_rows}; cpu: {unit}"
+    return ready + (note and f"; {note}"), handlers
 
 
 serve(load)

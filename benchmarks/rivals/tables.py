@@ -146,6 +146,12 @@ def verdicts(result: dict, reference: dict) -> list:
     return out
 
 
+def precisions(result: dict) -> list:
+    """What a coarser precision costs, as cleave reports it; one line for each that was asked for."""
+    ours = [c for c in of_family(result, "cleave") if "; precision " in (c["ready"] or "")]
+    return [f"{c['name']}: {c['ready'].partition('; precision ')[2]}" for c in ours]
+
+
 def reasons(result: dict) -> list:
     """Why something is missing, one line per reason."""
     by_reason = {}
@@ -186,9 +192,11 @@ def show(result: dict) -> str:
     parts = [rate_table(result)]
     references = [c for c in of_family(result, "cleave") if rate(c, "prefill")]
     if references:
-        parts.append("\n".join(verdicts(result, references[0])))
+        parts += ["\n".join(verdicts(result, c)) for c in references]
         parts.append(ratio_table(result, references[0]))
     parts.append(flops_table(result))
+    if precisions(result):
+        parts.append("\n".join(precisions(result)))
     if reasons(result):
         parts.append("\n".join(reasons(result)))
     for c in of_family(result, "cleave"):

@@ -48,11 +48,12 @@ def test_operations_of_a_pass_are_counted_as_by_loops():
 # ---- tables -----------------------------------------------------------------------------------------
 
 
-def contender(name, family, peak=(), why="", **jobs):
+def contender(name, family, peak=(), why="", ready=None, **jobs):
     """jobs: p100=[seconds of a prefill of 100], d32=[seconds of a decode of 32]."""
     what = {"p": "prefill", "d": "decode"}
     samples = [[what[k[0]], int(k[1:]), seconds] for k, seconds in jobs.items()]
-    return {"name": name, "family": family, "peak": peak, "why": why, "samples": samples}
+    about = {"name": name, "family": family, "peak": peak, "why": why, "ready": ready}
+    return {**about, "samples": samples}
 
 
 def result(*contenders, **more):
@@ -119,6 +120,16 @@ def test_everything_missing_still_makes_tables():
     missing = [contender(f"PyTorch {d}", "PyTorch", ["fp32"], why="no network") for d in "ab"]
     shown = t.show(result(contender("cleave native Q4_1", "cleave", ["fp32"], why="x"), *missing))
     assert "PyTorch a, PyTorch b: no network" in shown
+
+
+def test_a_coarser_precision_shows_its_error():
+    t = module("tables")
+    ready = "cleave 1 native; cpu: oneDNN; precision int8: products differ by 2%"
+    ours = contender("cleave int8 Q4_1", "cleave", ["s8"], ready=ready, p100=[0.1])
+    shown = t.show(result(OURS, ours, SAME))
+    assert "cleave int8 Q4_1: int8: products differ by 2%" in shown
+    assert "100 tokens: cleave int8 Q4_1 is 24.00x llama.cpp on the same weights (Q4_1)" in shown
+    assert "100 tokens: cleave native Q4_1 is 4.00x" in shown
 
 
 # ---- workers ----------------------------------------------------------------------------------------
