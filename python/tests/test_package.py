@@ -1,5 +1,6 @@
 """The installed package as others meet it: from C++, from mlx_lm's generation, beside a wrong mlx."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -33,6 +34,15 @@ def test_another_cpp_program_finds_the_package(tmp_path):
     bad = subprocess.run([str(tmp_path / "split_layer"), "warp"], capture_output=True, text=True)
     assert bad.returncode == 1 and "warp" in bad.stderr
     assert len((ROOT / "examples" / "split_layer.cpp").read_text().splitlines()) < 60
+
+
+@pytest.mark.parametrize("chosen", [{}, {"GOMP_SPINCOUNT": "7"}, {"OMP_WAIT_POLICY": "active"}])
+def test_the_environment_is_as_it_was_after_the_import(chosen):
+    names = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    code = f"import cleave, os; print({{n: os.environ[n] for n in {names} if n in os.environ}})"
+    env = {k: v for k, v in os.environ.items() if k not in names} | chosen
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert done.stdout.strip() == str(chosen)
 
 
 @pytest.mark.parametrize("step", [64, 256, 2048])
