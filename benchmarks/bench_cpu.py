@@ -63,7 +63,7 @@ def arguments(argv=None):
     p.add_argument(
         "--min-rows",
         type=int,
-        help="cleave's calls of fewer tokens run mlx's own ops (default: native 1, patched patch_model's)",
+        help="cleave's calls of fewer tokens run mlx's own ops (default: native 1, patched measured)",
     )
     p.add_argument("--profile", action="store_true", help="where cleave's time goes, op by op")
     p.add_argument("--docs", action="store_true", help="write the docs also after a partial run")

@@ -19,8 +19,8 @@ STOCK_SECONDS = 60.0
 
 
 def cleave(model: Model, min_rows: int | None) -> list:
-    """min_rows: calls with fewer tokens run mlx's own ops; None: 1 for the native decoder, for the patched model the
-    default of patch_model."""
+    """min_rows: calls with fewer tokens run mlx's own ops; None: 1 for the native decoder, measured for the patched
+    model."""
 
     def one(folder, how, form, peak, rows, precision="exact"):
         command = [sys.executable, HERE / "serve_cleave.py", folder, how, precision]
@@ -36,8 +36,6 @@ def cleave(model: Model, min_rows: int | None) -> list:
         one(model.packed, "native", model.form, ("s8",), rows, "int8"),
         one(model.packed, "patched", model.form, HALF[model.dtype], min_rows),
     ]
-    if min_rows is None:
-        all_[-1].decode = STOCK_DECODE
     if model.dense != model.packed:
         all_.append(one(model.dense, "native", "fp32", HALF["float32"], rows))
     return all_

@@ -25,7 +25,7 @@ def native(folder, precision, min_rows):
         session.feed([1], tokens + 1)
         return timed(lambda: [session.next() for _ in range(tokens)])
 
-    return runner.report.precision_line, {"prefill": prefill, "decode": decode}
+    return runner.report, {"prefill": prefill, "decode": decode}
 
 
 def patched(folder, precision, min_rows):
@@ -36,21 +36,20 @@ def patched(folder, precision, min_rows):
     import cleave
 
     model, config = load_model(Path(folder))
-    cleave.patch_model(model, units="cpu", min_rows=min_rows, precision=precision)
-    return "", handlers_of(model, config["vocab_size"])
+    report = cleave.patch_model(model, units="cpu", min_rows=min_rows, precision=precision)
+    return report, handlers_of(model, config["vocab_size"])
 
 
 def load():
     import cleave
-    from cleave.patch import MIN_ROWS
 
     folder, how, precision = sys.argv[1:4]
-    min_rows = int(sys.argv[4]) if len(sys.argv) > 4 else MIN_ROWS
-    note, handlers = {"native": native, "patched": patched}[how](folder, precision, min_rows)
+    min_rows = int(sys.argv[4]) if len(sys.argv) > 4 else None
+    report, handlers = {"native": native, "patched": patched}[how](folder, precision, min_rows)
     unit = next(a.text for a in cleave.available_units() if a.name == "cpu")
     handlers["profile"] = lambda tokens: {"profile": profile(folder, handlers["prefill"], tokens)}
-    ready = f"cleave {cleave.__version__} {how}, min_rows {min_rows}; cpu: {unit}"
-    return ready + (note and f"; {note}"), handlers
+    ready = f"cleave {cleave.__version__} {how}, min_rows {report.min_rows}; cpu: {unit}"
+    return ready + (report.precision_line and f"; {report.precision_line}"), handlers
 
 
 serve(load)

@@ -88,6 +88,26 @@ class Balancer:
         ], ""
 
 
+class OneToken:
+    """What one token costs at the sites told of: on main, and by their shares. A weight shape is timed once."""
+
+    def __init__(self, precision: str = "exact"):
+        self._precision, self._known = precision, {}
+        self._main = self._split = 0.0
+
+    def add(self, weight, shares) -> None:
+        key = (weight.k, weight.n, weight.format)
+        if key not in self._known:
+            self._known[key] = one_token(weight, shares, self._precision)
+        main, split = self._known[key]
+        self._main += main
+        self._split += split
+
+    @property
+    def split_wins(self) -> bool:
+        return self._main >= GAIN_NEEDED * self._split
+
+
 def one_token(weight, shares, precision: str = "exact") -> tuple:
     """(seconds of main alone, seconds of the shares) for one token, from a part of the weight."""
     part = weight.rows(0, min(weight.n, ROWS))

@@ -8,6 +8,7 @@ from mlx.utils import tree_flatten
 
 from cleave import fast_ops
 from cleave._load import _core
+from cleave.balance import OneToken
 from cleave.discover import Found, discover, linear_weight
 from cleave.layers import (
     CallState,
@@ -38,7 +39,7 @@ def patch_model(
     seq: int = 512,
     shares=None,
     mode: str = "auto",
-    min_rows: int = MIN_ROWS,
+    min_rows: int | None = None,
     precision: str = "exact",
 ) -> Report:
     """Splits the linear layers of a model over several units. Decode runs the original layers.
@@ -56,7 +57,8 @@ def patch_model(
             single Linears, tied heads), "group" (without MLPs), "linear" (each Linear alone), or
             "seed" (each Linear alone with the seed's routing: more than twice as many input as
             output channels stay on main, shares aligned to 64, 0.65 to the partner unless told).
-        min_rows: calls with fewer tokens run the original modules.
+        min_rows: calls with fewer tokens run the original modules. None: 192, but 1, decode included,
+            where shares are measured too and main is a CPU found slower at one token as well.
         precision: the coarsest arithmetic that partners may use where it is faster: "exact" (nothing
             of the activations is lost), "bf16" (operands rounded to bfloat16) or "int8" (to 8 bits,
             one scale per token and per output channel). The report tells its error, measured in each
@@ -89,8 +91,17 @@ def patch_model(
     if mode == "seed" and shares is None:
         shares = SEED_PARTNER_SHARE
     team = Team("patch_model", units, shares, seq, precision)
-    plan = _Plan(team, mode, min_rows, _activation_dtype(model))
+    one_token = None
+    if min_rows is None:
+        measure = shares is None and mx.default_device() == mx.cpu
+        one_token, min_rows = (OneToken(precision), 1) if measure else (None, MIN_ROWS)
+    plan = _Plan(team, mode, min_rows, _activation_dtype(model), one_token)
     built = [(f, *plan.build(f)) for f in found.sites]
+    if one_token and not one_token.split_wins:
+        min_rows = MIN_ROWS
+        for _, site, _ in built:
+            if site is not None:
+                site.set_min_rows(min_rows)
     report = team.report(mode, min_rows)
     report.refused += found.refused
     for f, site, reason in built:
@@ -144,8 +155,8 @@ def split_one(module, units, seq, shares, min_rows) -> None:
 class _Plan:
     """Decides and builds one site after another."""
 
-    def __init__(self, team: Team, mode, min_rows, dtype=None):
-        self._team = team
+    def __init__(self, team: Team, mode, min_rows, dtype=None, one_token: OneToken | None = None):
+        self._team, self._one_token = team, one_token
         self._seed = mode == "seed"
         self._dtype = dtype
         self._options = {
@@ -170,6 +181,8 @@ class _Plan:
             shares, reason = self._team.shares(weights[0])
             if shares is None:
                 return None, reason
+            if self._one_token:
+                self._one_token.add(weights[0], shares)
             options = dict(self._options)
             if weights[0].format.startswith(
                 ("mxfp", "nvfp")

@@ -7,7 +7,7 @@ from random import Random
 import mlx.core as mx
 
 from cleave._load import _core
-from cleave.balance import GAIN_NEEDED, one_token
+from cleave.balance import OneToken
 from cleave.report import SiteCounts
 from cleave.team import MIN_ROWS, Team
 
@@ -44,10 +44,16 @@ class Runner:
                 )
         begin = time.perf_counter()
         team = Team("Runner", units, shares, tile, precision)
-        decide = min_rows is None and mx.default_device() == mx.cpu
-        least = min_rows if min_rows is not None else 1 if decide else MIN_ROWS
-        faster = self._load(str(path), team, least, measure=decide)
-        if decide and not faster:
+        one_token = None
+        if min_rows is None and mx.default_device() == mx.cpu:
+            one_token = OneToken(precision)
+        self._load(
+            str(path),
+            team,
+            1 if one_token else MIN_ROWS if min_rows is None else min_rows,
+            one_token,
+        )
+        if one_token and not one_token.split_wins:
             self.report.min_rows = MIN_ROWS
             for site in self._decoder.sites:
                 site.set_min_rows(MIN_ROWS)
@@ -55,18 +61,15 @@ class Runner:
             self._measure_errors()
         self.report.load_seconds = time.perf_counter() - begin
 
-    def _load(self, path: str, team: Team, min_rows: int, measure: bool) -> bool:
-        """Sets decoder and report; whether units win at one token too, as far as measured."""
-        kept_on_main, one_token_of, seconds = {}, {}, [0.0, 0.0]
+    def _load(self, path: str, team: Team, min_rows: int, one_token: OneToken | None) -> None:
+        """Sets decoder and report; tells one_token of each site."""
+        kept_on_main = {}
 
         def choose(site, weight):
             try:
                 shares, reason = team.shares(weight)
-                if shares is not None and measure:
-                    key = (weight.k, weight.n, weight.format)
-                    if key not in one_token_of:
-                        one_token_of[key] = one_token(weight, shares, team.precision)
-                    seconds[:] = map(sum, zip(seconds, one_token_of[key]))
+                if shares is not None and one_token:
+                    one_token.add(weight, shares)
             except (ValueError, RuntimeError) as e:
                 shares, reason = None, str(e)
             if shares is None:
@@ -86,8 +89,6 @@ class Runner:
                 self.report.refused.append((info["name"], reason or "all its rows are main's"))
         self.report.verify_main_rows()
         self.report.fast_ops = _core.ops_serve()
-        main, split = seconds
-        return main >= GAIN_NEEDED * split
 
     def _measure_errors(self) -> None:
         """Lets each site see activations, so that its error is known, and the cost of knowing paid,

@@ -35,6 +35,28 @@ def test_lengths_around_thresholds_match(model, length):
     assert close(model(x), expected)
 
 
+@pytest.mark.skipif(mx.default_device() != mx.cpu, reason="of a main on the CPU")
+def test_min_rows_is_measured_with_the_shares(monkeypatch):
+    for times, expected in (((2.0, 1.0), 1), ((1.0, 1.0), 192)):
+        monkeypatch.setattr("cleave.balance.one_token", lambda weight, shares, precision: times)
+        monkeypatch.setattr(
+            "cleave.balance.Balancer.shares",
+            lambda self, weight: ([(unit, 1.0) for _, unit in self._units if unit], ""),
+        )
+        model = make_model()
+        outputs = model(tokens(3)), model(tokens(192))
+        report = cleave.patch_model(model, "main,cpu")
+        assert report.min_rows == expected
+        assert close(model(tokens(3)), outputs[0])
+        assert bool(report.engaged) == (expected == 1)
+        assert close(model(tokens(192)), outputs[1])
+        assert report.engaged == len(report.sites)
+        cleave.unpatch_model(model)
+    report = cleave.patch_model(model, "main,cpu", shares=[0.0, 1.0])
+    assert report.min_rows == 192, "who gives shares is not measured"
+    cleave.unpatch_model(model)
+
+
 def test_share_zero_is_the_original_without_calls_or_memory(model):
     x = tokens(200)
     expected = model(x)

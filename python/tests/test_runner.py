@@ -112,7 +112,7 @@ def test_one_token_goes_where_it_is_quicker(model_folder, monkeypatch):
         "cleave.runner._core.load_decoder", lambda *a, **k: loads.append(a) or load(*a, **k)
     )
     for times, expected in (((2.0, 1.0), 1), ((1.0, 1.0), 192)):
-        monkeypatch.setattr("cleave.runner.one_token", lambda weight, shares, precision: times)
+        monkeypatch.setattr("cleave.balance.one_token", lambda weight, shares, precision: times)
         runner = cleave.Runner(model_folder, units="main,cpu", shares=[0.0, 1.0])
         assert runner.report.min_rows == expected
         list(runner.generate([40, 41, 42], 2))
